@@ -1,0 +1,1 @@
+"""Training that rides through power loss."""

@@ -1,0 +1,81 @@
+"""Small self-checksummed JSON files: run, attempt, roster, seal, manifest.
+
+A file is two lines and valid JSON as a whole::
+
+    {"record": {…canonical JSON…},
+    "sha256": "…over the bytes of the record…"}
+
+so any JSON tool can read it, and a flipped bit anywhere is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew
+from ridethrough.types import FORMAT
+
+_HEAD = b'{"record": '
+_MIDDLE = b',\n"sha256": "'
+_TAIL = b'"}\n'
+MAX_BYTES = 256 << 20
+"""No record of a run of 131,072 ranks comes near; a larger file is not one of ours."""
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN, so that equal values have equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical text."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def encode(kind: str, fields: dict[str, Any]) -> bytes:
+    """The file for a record of this kind."""
+    body = canonical({"format": FORMAT, "kind": kind, **fields})
+    return _HEAD + body + _MIDDLE + hashlib.sha256(body).hexdigest().encode() + _TAIL
+
+
+def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
+    """The fields of a record whose checksum holds.
+
+    Raises:
+        Damaged: Torn, truncated, flipped or not a record at all.
+        FormatTooNew: Intact, but of a later format.
+        ForeignRecord: Intact, but of another kind.
+    """
+    if not data:
+        raise Damaged(path=path, detail="the file is empty")
+    end = len(data) - len(_TAIL) - 64 - len(_MIDDLE)
+    if end < len(_HEAD) or not data.startswith(_HEAD) or not data.endswith(_TAIL) or data[end : end + len(_MIDDLE)] != _MIDDLE:
+        raise Damaged(path=path, detail="not a whole record (torn or overwritten)")
+    body = data[len(_HEAD) : end]
+    if hashlib.sha256(body).hexdigest().encode() != data[end + len(_MIDDLE) : end + len(_MIDDLE) + 64]:
+        raise Damaged(path=path, detail="its own checksum does not match")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path=path, detail="the record is not JSON") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise Damaged(path=path, detail="the record has no format")
+    if fields["format"] > FORMAT:
+        raise FormatTooNew(path=path, found=fields["format"], known=FORMAT)
+    if fields.get("kind") != kind:
+        raise ForeignRecord(path=path, detail=f"it is a {fields.get('kind')!r}, not a {kind!r}")
+    return fields
+
+
+def field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...], *, path: str) -> Any:
+    """One field of the type it must have.
+
+    Raises:
+        Damaged: It is absent or of another type (a record made by something else).
+    """
+    value = fields.get(name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise Damaged(path=path, detail=f"field {name!r} is {value!r}")
+    return value

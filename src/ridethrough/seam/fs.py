@@ -1,0 +1,293 @@
+"""The only door to storage.
+
+`FileSystem` is the promise, `PosixFileSystem` keeps it on Linux. What a call promises about
+power loss is said with each method; what it does not promise, a caller must not rely on.
+Errors of the operating system become ours here, so that everybody above can tell
+*unreachable now* (retry) from *full* or *denied* (do not) from *damaged* (never an OSError).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat as stat_module
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridethrough.errors import StorageDenied, StorageError, StorageUnreachable, StoreFull, StoreReadOnly
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM}
+_UNREACHABLE = {
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.ECONNRESET, errno.ENOLINK, errno.ESHUTDOWN,
+}  # fmt: skip
+# O_DIRECT wants memory, offset and length aligned to the logical block; 4 KiB covers every disk in use.
+_ALIGN = 4096
+_READ_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What a directory entry says; sizes in bytes, times only for people."""
+
+    size_bytes: int
+    is_dir: bool
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Space of the file system that holds a path."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class Writer(Protocol):
+    """One new file, being written front to back by its creator."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """All of `data` is handed to the file system; nothing is durable yet."""
+
+    def sync(self) -> None:
+        """Everything written so far survives power loss, but not yet the file's name."""
+
+    def close(self) -> None:
+        """The descriptor is gone. Idempotent; promises nothing about durability."""
+
+
+class FileSystem(Protocol):
+    """What the store needs of storage. Paths are absolute strings."""
+
+    def create(self, path: str, size_bytes: int) -> Writer:
+        """A new, empty file with `size_bytes` reserved; FileExistsError if the name is taken."""
+
+    def append(self, path: str, data: bytes) -> None:
+        """`data` is at the end of the file (created if absent) and survives power loss, name included."""
+
+    def read(self, path: str, *, max_bytes: int, past_cache: bool = False) -> bytes:
+        """The whole file, at most `max_bytes`; `past_cache` asks the medium and not the page cache."""
+
+    def read_into(self, path: str, buffer: memoryview, *, offset: int = 0, past_cache: bool = False) -> int:
+        """Fill `buffer` from `offset`; returns the bytes read, fewer only at the end of the file."""
+
+    def stat(self, path: str) -> FileStat:
+        """Size and kind; FileNotFoundError if absent."""
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; FileNotFoundError if absent."""
+
+    def make_dir(self, path: str) -> bool:
+        """The directory exists; True if this call made it. Not durable until its parent is synced."""
+
+    def rename(self, source: str, target: str) -> None:
+        """The entry has the new name for every reader. Not durable until the directory is synced."""
+
+    def remove(self, path: str) -> None:
+        """The file or empty directory has no name any more; absent is fine. Durable as for rename."""
+
+    def sync_dir(self, path: str) -> None:
+        """All earlier entry changes in this directory survive power loss."""
+
+    def usage(self, path: str) -> Usage:
+        """Space left for us (not for root) on the file system that holds `path`."""
+
+
+@contextlib.contextmanager
+def translated(path: str, doing: str) -> Iterator[None]:
+    """OSError becomes ours, with path and errno kept; not-found and already-exists stay as they are."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        kind: type[StorageError] = StorageError
+        if error.errno in _FULL:
+            kind = StoreFull
+        elif error.errno == errno.EROFS:
+            kind = StoreReadOnly
+        elif error.errno in _DENIED:
+            kind = StorageDenied
+        elif error.errno in _UNREACHABLE:
+            kind = StorageUnreachable
+        raise kind(detail=f"{name} on {doing}", path=path) from error
+
+
+class PosixWriter:
+    """A file created by `PosixFileSystem.create`."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        with translated(self._path, "write"):
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def sync(self) -> None:
+        # Without this the bytes are only in the page cache. After an error here the kernel has dropped
+        # the dirty pages, so a second fsync would lie: the caller must give this file up.
+        with translated(self._path, "fsync"):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            # Network file systems report a failed write-back only here.
+            with translated(self._path, "close"):
+                os.close(descriptor)
+
+
+class PosixFileSystem:
+    """Local and network file systems mounted on Linux."""
+
+    def create(self, path: str, size_bytes: int) -> Writer:
+        with translated(path, "create"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            if size_bytes:
+                # ENOSPC must come here, before anything is at risk, and not in the middle of the payload.
+                with translated(path, "reserve space"):
+                    try:
+                        os.posix_fallocate(descriptor, 0, size_bytes)
+                    except OSError as error:
+                        # Some network file systems cannot reserve; writes will then report a full disk.
+                        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                            raise
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):  # the reservation failed; an empty leftover is pruned later
+                os.unlink(path)
+            raise
+        return PosixWriter(path, descriptor)
+
+    def append(self, path: str, data: bytes) -> None:
+        with translated(path, "append"):
+            created = not os.path.lexists(path)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                # A record that is not on the medium when its decision is acted on might as well not exist.
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        if created:
+            self.sync_dir(os.path.dirname(path))  # without it the first records lose their file's name
+
+    def read(self, path: str, *, max_bytes: int, past_cache: bool = False) -> bytes:
+        size = self.stat(path).size_bytes
+        if size > max_bytes:
+            raise StorageError(detail=f"{size} bytes where at most {max_bytes} make sense", path=path)
+        buffer = bytearray(size)
+        got = self.read_into(path, memoryview(buffer), past_cache=past_cache)
+        return bytes(buffer[:got])
+
+    def read_into(self, path: str, buffer: memoryview, *, offset: int = 0, past_cache: bool = False) -> int:
+        with translated(path, "read"):
+            if past_cache and offset % _ALIGN == 0:
+                got = _read_direct(path, buffer, offset)
+                if got is not None:
+                    return got
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if past_cache:
+                    # No O_DIRECT here (tmpfs, some FUSE): the best there is makes the kernel forget clean pages.
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                done = 0
+                while done < len(buffer):
+                    got = os.preadv(descriptor, [buffer[done : done + _READ_BLOCK_BYTES]], offset + done)
+                    if not got:
+                        break
+                    done += got
+                return done
+            finally:
+                os.close(descriptor)
+
+    def stat(self, path: str) -> FileStat:
+        with translated(path, "stat"):
+            found = os.stat(path)
+        return FileStat(size_bytes=found.st_size, is_dir=stat_module.S_ISDIR(found.st_mode), modified_s=found.st_mtime)
+
+    def list_dir(self, path: str) -> list[str]:
+        with translated(path, "list"):
+            return sorted(os.listdir(path))
+
+    def make_dir(self, path: str) -> bool:
+        with translated(path, "mkdir"):
+            try:
+                os.mkdir(path, 0o755)
+            except FileExistsError:
+                return False
+            return True
+
+    def rename(self, source: str, target: str) -> None:
+        # Atomic for readers: the old entry or the new one, never neither.
+        with translated(target, "rename"):
+            os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        with translated(path, "remove"):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                return
+            except IsADirectoryError:
+                os.rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        with translated(path, "fsync of directory"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # Without this a rename, create or remove may be undone by a power cut.
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def usage(self, path: str) -> Usage:
+        with translated(path, "statvfs"):
+            found = os.statvfs(path)
+        return Usage(total_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize)
+
+
+def _read_direct(path: str, buffer: memoryview, offset: int) -> int | None:
+    """Fill the buffer with O_DIRECT; None where the file system cannot."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    done = 0
+    try:
+        block = mmap.mmap(-1, min(_READ_BLOCK_BYTES, -(-max(len(buffer), 1) // _ALIGN) * _ALIGN))
+        view = memoryview(block)
+        try:
+            while done < len(buffer):
+                try:
+                    got = os.preadv(descriptor, [view], offset + done)
+                except OSError as error:
+                    if error.errno == errno.EINVAL and not done:
+                        return None
+                    raise
+                if not got:
+                    break
+                take = min(got, len(buffer) - done)
+                buffer[done : done + take] = view[:take]
+                done += take
+                if got % _ALIGN:
+                    break
+        finally:
+            view.release()
+            block.close()
+        return done
+    finally:
+        os.close(descriptor)

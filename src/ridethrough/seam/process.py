@@ -1,0 +1,205 @@
+"""The only door to other processes, to shared memory and to this machine's facts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ridethrough.errors import PlatformUnsupported, StoreLocked
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_BLOCKED_STATES = {"Z", "X"}
+
+
+def require_linux(what: str) -> None:
+    """This is Linux.
+
+    Raises:
+        PlatformUnsupported: It is not; reading still works.
+    """
+    if sys.platform != "linux":
+        raise PlatformUnsupported(what=what, platform=platform.system())
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)
+
+
+def die_with_parent(expected_parent: int | None = None) -> None:
+    """The kernel kills this process when the thread that started it ends, even if it is stopped."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before the call above: nobody would then ever send the signal.
+    if expected_parent is not None and os.getppid() != expected_parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become our children, so that none can be lost sight of."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """`ps` and `top` show this process under the name (15 characters)."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def start_time(pid: int) -> int | None:
+    """Ticks since boot when the process started, None if it is gone; with the pid it names a process for good."""
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] in _BLOCKED_STATES else int(fields[19])
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    except OSError:
+        return None  # the process has ended
+    return text[text.rindex(")") + 2 :].split()
+
+
+def is_alive(pid: int, started: int | None = None) -> bool:
+    """The process runs, and is the one that started then."""
+    found = start_time(pid)
+    return found is not None and (started is None or found == started)
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, of a running process."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            fields = _stat_fields(int(entry))
+            if fields is not None and fields[0] not in _BLOCKED_STATES:
+                children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            found.append(child)
+            queue.append(child)
+    return found
+
+
+def processes_with_environment(name: str, value: str) -> list[int]:
+    """Running processes of ours whose environment at start held `name=value`."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                environment = Path(f"/proc/{entry}/environ").read_bytes()
+            except OSError:
+                continue  # another user's process, or one that has just ended
+            if wanted in environment.split(b"\0"):
+                found.append(int(entry))
+    return found
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Each process that still runs has the signal."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or became someone else's
+            os.kill(pid, number)
+
+
+def memory_file(name: str, size_bytes: int) -> int:
+    """A descriptor of anonymous memory that lives as long as somebody holds it."""
+    descriptor = os.memfd_create(f"ridethrough-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size_bytes)
+    # Nobody may change the size under a process that has it mapped: it would die of SIGBUS.
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def reopen(descriptor: int) -> int:
+    """A second, independent open of the same memory, so that locks on it are this process's own."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be used without swapping: the smaller of the machine's and the cgroup's."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.M)
+    available = int(found.group(1)) * 1024 if found else 1 << 62
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit in it
+        relative = Path("/proc/self/cgroup").read_text(encoding="utf-8").split("::", 1)[1].strip()
+        group = Path("/sys/fs/cgroup") / relative.lstrip("/")
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        cached = re.search(r"^file (\d+)", (group / "memory.stat").read_text(encoding="ascii"), re.M)
+        available = min(available, limit - used + (int(cached.group(1)) if cached else 0))
+    return max(available, 0)
+
+
+def node_name() -> str:
+    """This machine's name, made safe for file names; RIDETHROUGH_NODE overrides it."""
+    name = os.environ.get("RIDETHROUGH_NODE") or socket.gethostname()
+    return re.sub(r"[^a-z0-9.-]", "-", name.lower()).strip(".-")[:63] or "node"
+
+
+def state_dir() -> str:
+    """The directory on local disk for locks, sockets and what this node knows of its runs."""
+    explicit = os.environ.get("RIDETHROUGH_STATE_DIR")
+    if explicit:
+        return os.path.abspath(explicit)
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(os.path.abspath(base), "ridethrough")
+
+
+class FileLock:
+    """An exclusive lock on a local file, held until `release` or until this process ends.
+
+    The kernel drops it with the process, so a lock left by a power cut or a SIGKILL never blocks.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def acquire(self, *, run: str) -> None:
+        """This process owns the lock.
+
+        Raises:
+            StoreLocked: Another one does; names it.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Without it two keepers would both write and prune the same run.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StoreLocked(path=run, holder=f"process {holder}") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """The lock is free. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def run_captured(argv: Sequence[str], *, timeout_s: float, cwd: str | None = None) -> tuple[int, str]:
+    """Exit code and standard output of a short helper command; 127 if it is not installed, 124 if it hangs."""
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd=cwd, stdin=subprocess.DEVNULL, check=False
+        )
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return 127, ""
+    except subprocess.TimeoutExpired:
+        return 124, ""
+    return done.returncode, done.stdout

@@ -1,0 +1,67 @@
+"""Words shared by two or more packages, as closed sets and frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+FORMAT = 1
+"""Version of everything on disk. Readers accept 1..FORMAT and refuse newer ones."""
+
+
+class StateClass(StrEnum):
+    """The six classes of state that a complete checkpoint holds."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    DATA = "data"
+    DISTRIBUTED = "distributed"
+    METRICS = "metrics"
+
+
+class Presence(StrEnum):
+    """Whether a class of state is in a checkpoint."""
+
+    PRESENT = "present"
+    MISSING = "missing"
+    UNPROTECTABLE = "unprotectable"
+
+
+class SavePhase(StrEnum):
+    """How far a save has come. Only from DURABLE on may anything be called saved."""
+
+    POSTED = "posted"
+    WRITTEN = "written"
+    DURABLE = "durable"
+    VERIFIED = "verified"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRef:
+    """One attempt, named the way every record names it."""
+
+    seq: int
+    nonce: str
+
+    @property
+    def label(self) -> str:
+        """Name of its directory: sequence number for people, nonce for uniqueness."""
+        return f"{self.seq:06d}-{self.nonce[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """Where an attempt went on from: a step of an earlier attempt."""
+
+    attempt: AttemptRef
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do and why; goes to the journal before it is acted on."""
+
+    action: str
+    reason: str
