@@ -11,6 +11,7 @@ says so, and the next writer starts on a new line. Strings are redacted on the w
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -137,6 +138,17 @@ def read(fs: FileSystem, paths: Iterable[str]) -> History:
     return History(events=tuple(events), damaged_lines=tuple(damaged), is_tail_torn=is_torn)
 
 
+def _finite(value: Any) -> Any:
+    """The same JSON value with NaN and infinities as text: a diverged loss must not stop its own record."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
 class Journal:
     """The writing end, one per process. `append` returns after the record is durable."""
 
@@ -147,7 +159,6 @@ class Journal:
         self._writer = f"{role}-{os.getpid()}"
         self._seq = 0
         self._boot = boot_id()
-        self._is_tail_checked = False
 
     def append(self, kind: str, /, **data: Any) -> Event:
         """The event is in the journal and survives power loss.
@@ -162,13 +173,10 @@ class Journal:
             boot=self._boot,
             seq=self._seq,
             writer=self._writer,
-            data=redact(data),
+            data=_finite(redact(data)),
         )
-        line = encode_event(event)
-        if not self._is_tail_checked:
-            line = self._repair_tail() + line
-        self._fs.append(self.path, line)
-        self._is_tail_checked = True
+        # Every time: a full disk may have torn our own last record, or another process's.
+        self._fs.append(self.path, self._repair_tail() + encode_event(event))
         self._seq += 1
         return event
 

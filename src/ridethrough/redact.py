@@ -13,18 +13,29 @@ from typing import Any
 
 REDACTED = "<redacted>"
 
-_SECRET_NAME = r"(?:[\w.-]*(?:token(?!iz|s)|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth[_-]?key|authorization)[\w.-]*)"
+_MARK = (
+    r"(?:token(?!iz|s)|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|credential|auth[_-]?key|authorization)"
+)
+_GUARDED = rf"[\w.-]*{_MARK}[\w.-]*"
+# The same inside a text. Looked for only where a word begins, and then taken whole: a plain `[\w.-]*` in front would be
+# tried from every letter, and a progress bar of 100,000 dashes in a stderr tail would stop the supervisor for minutes.
+_GUARDED_WORD = rf"(?<![\w.-])(?=[\w.-]*?{_MARK})[\w.-]++"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # scheme://user:password@host and scheme://token@host
-    (re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+@", re.I), rf"\g<keep>{REDACTED}@"),
+    (re.compile(r"(?P<keep>(?<![a-z0-9+.-])[a-z0-9+.-]*+://)[^/\s'\"]+@", re.I), rf"\g<keep>{REDACTED}@"),
     # ?X-Amz-Signature=…, &sig=…, &token=…
     (
-        re.compile(r"(?P<keep>[?&](?:[\w-]*(?:signature|token|secret|key|sig|password|credential)[\w-]*)=)[^&\s'\"]+", re.I),
+        re.compile(
+            r"(?P<keep>[?&](?:(?:sig|key)|(?=[\w-]*?(?:signature|token(?!iz|s)|secret|passw(?:or)?d|credential|[_-]key|apikey|accesskey))[\w-]++)=)"
+            r"[^&\s'\"]+",
+            re.I,
+        ),
         rf"\g<keep>{REDACTED}",
     ),
     # --api-key=VALUE, API_KEY: VALUE, "password": "VALUE", --token VALUE
-    (re.compile(rf"(?P<keep>{_SECRET_NAME}['\"]?\s*[=:]\s*['\"]?)(?:bearer\s+|basic\s+)?[^\s'\",;&]+", re.I), rf"\g<keep>{REDACTED}"),
-    (re.compile(rf"(?P<keep>--?{_SECRET_NAME}\s+['\"]?)[^\s'\"-][^\s'\"]*", re.I), rf"\g<keep>{REDACTED}"),
+    (re.compile(rf"(?P<keep>{_GUARDED_WORD}['\"]?\s*[=:]\s*['\"]?)(?:bearer\s+|basic\s+)?[^\s'\",;&]+", re.I), rf"\g<keep>{REDACTED}"),
+    (re.compile(rf"(?P<keep>(?<![\w.-])-(?=[\w.-]*?{_MARK})[\w.-]++\s+['\"]?)[^\s'\"-][^\s'\"]*", re.I), rf"\g<keep>{REDACTED}"),
     (re.compile(r"(?P<keep>\bbearer\s+)[\w.~+/=-]{8,}", re.I), rf"\g<keep>{REDACTED}"),
     # Token shapes their issuers document as recognisable.
     (
@@ -33,7 +44,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S), REDACTED),
 )
-_SECRET_VARIABLE = re.compile(_SECRET_NAME, re.I)
+_SECRET_VARIABLE = re.compile(_GUARDED, re.I)
 # A shorter value would blank ordinary words out of every text.
 _SHORTEST_SECRET = 6
 
@@ -66,7 +77,7 @@ def redact_argv(argv: Iterable[str]) -> list[str]:
             cleaned.append(REDACTED)
         else:
             cleaned.append(redact_text(word))
-        hide_next = bool(re.fullmatch(rf"--?{_SECRET_NAME}", word, re.I))
+        hide_next = bool(re.fullmatch(rf"--?{_GUARDED}", word, re.I))
     return cleaned
 
 
@@ -82,9 +93,14 @@ def _walk(value: Any, secrets: tuple[str, ...]) -> Any:
     if isinstance(value, Mapping):
         # The name of a key can itself say that the value is secret.
         return {
-            key: REDACTED if isinstance(item, str) and item and _SECRET_VARIABLE.fullmatch(str(key)) else _walk(item, secrets)
+            (redact_text(key, secrets=secrets) if isinstance(key, str) else key): (
+                REDACTED if isinstance(item, str) and item and _SECRET_VARIABLE.fullmatch(str(key)) else _walk(item, secrets)
+            )
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [_walk(item, secrets) for item in value]
-    return value
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    # An exception or a path would become text later, behind our back.
+    return redact_text(str(value), secrets=secrets)

@@ -22,8 +22,8 @@ JOURNAL = "journal"
 QUARANTINE = "quarantine"
 TEMPORARY = ".tmp"
 
-_STEP = re.compile(r"step-(\d{9,18})-([0-9a-f]{8})")
-_ATTEMPT = re.compile(r"(\d{6,18})-([0-9a-f]{8})")
+_STEP = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{8})")
+_ATTEMPT = re.compile(r"([0-9]{6,18})-([0-9a-f]{8})")
 _PART = re.compile(r"([a-z][a-z0-9-]{0,63})~([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)-([0-9a-f]{8})\.(safetensors|seal)")
 _PART_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
@@ -52,13 +52,17 @@ def step_dir(step: int, save_id: str) -> str:
 def parse_step_dir(name: str) -> tuple[int, str] | None:
     """Step and first 8 digits of the save id, or None if the name is not ours."""
     found = _STEP.fullmatch(name)
-    return (int(found.group(1)), found.group(2)) if found else None
+    if found is None or step_dir(int(found.group(1)), found.group(2)) != name:
+        return None
+    return int(found.group(1)), found.group(2)
 
 
 def parse_attempt_dir(name: str) -> tuple[int, str] | None:
     """Sequence number and first 8 digits of the nonce, or None."""
     found = _ATTEMPT.fullmatch(name)
-    return (int(found.group(1)), found.group(2)) if found else None
+    if found is None or AttemptRef(seq=int(found.group(1)), nonce=found.group(2)).label != name:
+        return None
+    return int(found.group(1)), found.group(2)
 
 
 def part_stem(part: str, node: str, nonce: str) -> str:

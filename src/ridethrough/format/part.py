@@ -92,6 +92,13 @@ def parse_header(payload: bytes | bytearray | memoryview, *, path: str) -> tuple
             count *= extent
         if not 0 <= spec.begin <= spec.end <= room or spec.end - spec.begin != count * ITEM_BYTES[spec.dtype]:
             raise Damaged(path=path, detail=f"tensor {spec.name!r} does not lie inside the file")
+    at = 0
+    for spec in sorted(specs, key=lambda spec: (spec.begin, spec.end)):
+        if spec.begin != at:
+            raise Damaged(path=path, detail=f"tensor {spec.name!r} overlaps another or leaves a gap")
+        at = spec.end
+    if at != room:
+        raise Damaged(path=path, detail=f"{room - at} bytes belong to no tensor")
     return specs, 8 + length
 
 

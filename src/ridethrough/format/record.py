@@ -2,7 +2,7 @@
 
 A file is two lines and valid JSON as a whole::
 
-    {"record": {…canonical JSON…},
+    {"record": {…JSON…},
     "sha256": "…over the bytes of the record…"}
 
 so any JSON tool can read it, and a flipped bit anywhere is noticed.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew
@@ -20,13 +21,20 @@ from ridethrough.types import FORMAT
 _HEAD = b'{"record": '
 _MIDDLE = b',\n"sha256": "'
 _TAIL = b'"}\n'
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_BYTES = 256 << 20
 """No record of a run of 131,072 ranks comes near; a larger file is not one of ours."""
 
 
 def canonical(value: Any) -> bytes:
     """The one JSON text of a value: sorted keys, no spaces, no NaN, so that equal values have equal digests."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
+    return _compact(value, sort_keys=True)
+
+
+def _compact(value: Any, *, sort_keys: bool = False) -> bytes:
+    text = json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # Bytes of a command line or path that are not UTF-8 reach us as lone surrogates, which only an escape can carry.
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text).encode("utf-8")
 
 
 def digest(value: Any) -> str:
@@ -36,7 +44,8 @@ def digest(value: Any) -> str:
 
 def encode(kind: str, fields: dict[str, Any]) -> bytes:
     """The file for a record of this kind."""
-    body = canonical({"format": FORMAT, "kind": kind, **fields})
+    # Not sorted: the order of a dict in a state tree is part of the state.
+    body = _compact({"format": FORMAT, "kind": kind, **fields})
     return _HEAD + body + _MIDDLE + hashlib.sha256(body).hexdigest().encode() + _TAIL
 
 
@@ -60,7 +69,7 @@ def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Damaged(path=path, detail="the record is not JSON") from error
-    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+    if not isinstance(fields, dict) or type(fields.get("format")) is not int or fields["format"] < 1:
         raise Damaged(path=path, detail="the record has no format")
     if fields["format"] > FORMAT:
         raise FormatTooNew(path=path, found=fields["format"], known=FORMAT)

@@ -35,6 +35,8 @@ Leaf = Callable[[str, Any], Any]
 """Turns a value that JSON cannot hold into an encoded one; NotImplemented if it cannot either."""
 
 _MAX_DEPTH = 200
+_MAX_INT_BITS = 8192
+"""Python itself refuses to read decimal numbers of more than 4300 digits (14,284 bits)."""
 
 
 def encode(value: Any, path: str, leaf: Leaf) -> Any:
@@ -55,7 +57,11 @@ def _encode(value: Any, path: str, leaf: Leaf, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise StateNotExpressible(path=path, detail=f"nested more than {_MAX_DEPTH} deep, or it contains itself")
     kind = type(value)
-    if value is None or kind in (bool, str, int):
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        if value.bit_length() > _MAX_INT_BITS:
+            raise StateNotExpressible(path=path, detail=f"an integer of more than {_MAX_INT_BITS} bits")
         return value
     if kind is float:
         return value if math.isfinite(value) else {"~": "float", "v": repr(value)}
@@ -108,7 +114,8 @@ def decode(value: Any, tensor: Callable[[str], Any], *, path: str) -> Any:
     """
     try:
         return _decode(value, tensor)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, binascii.Error) as error:
+    # RuntimeError: torch's way to refuse; SyntaxError: NumPy's, for a data type's name.
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError, SyntaxError, binascii.Error) as error:
         raise Damaged(path=path, detail=f"the state tree makes no sense ({error})") from error
 
 
@@ -158,7 +165,7 @@ def _decode_torch(kind: str, text: Any) -> Any:
     if torch is None:
         return text  # a reader without torch (show, verify) only displays it
     if kind == "dtype":
-        found = getattr(torch, text)
+        found = vars(torch)[text]  # not getattr: torch imports modules for some names
         if not isinstance(found, torch.dtype):
             raise ValueError(f"{text!r} is not a dtype")
         return found

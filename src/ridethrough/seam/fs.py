@@ -145,6 +145,22 @@ class PosixWriter:
                 os.close(descriptor)
 
 
+def read_whole(fs: FileSystem, path: str, *, max_bytes: int, past_cache: bool = False) -> bytes:
+    """`FileSystem.read` by way of `stat` and `read_into`.
+
+    Raises:
+        StorageUnreachable: The read came back short although the file has its length: not a torn file.
+    """
+    size = fs.stat(path).size_bytes
+    if size > max_bytes:
+        raise StorageError(detail=f"{size} bytes where at most {max_bytes} make sense", path=path)
+    buffer = bytearray(size)
+    got = fs.read_into(path, memoryview(buffer), past_cache=past_cache)
+    if got < size and fs.stat(path).size_bytes >= size:
+        raise StorageUnreachable(detail=f"short read, {got} of {size} bytes", path=path)
+    return bytes(buffer[:got])
+
+
 class PosixFileSystem:
     """Local and network file systems mounted on Linux."""
 
@@ -184,12 +200,7 @@ class PosixFileSystem:
             self.sync_dir(os.path.dirname(path))  # without it the first records lose their file's name
 
     def read(self, path: str, *, max_bytes: int, past_cache: bool = False) -> bytes:
-        size = self.stat(path).size_bytes
-        if size > max_bytes:
-            raise StorageError(detail=f"{size} bytes where at most {max_bytes} make sense", path=path)
-        buffer = bytearray(size)
-        got = self.read_into(path, memoryview(buffer), past_cache=past_cache)
-        return bytes(buffer[:got])
+        return read_whole(self, path, max_bytes=max_bytes, past_cache=past_cache)
 
     def read_into(self, path: str, buffer: memoryview, *, offset: int = 0, past_cache: bool = False) -> int:
         with translated(path, "read"):

@@ -8,19 +8,23 @@ import fcntl
 import os
 import platform
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ridethrough.errors import PlatformUnsupported, StoreLocked
+from ridethrough.errors import KeeperGone, PlatformUnsupported, StoreLocked
+from ridethrough.redact import redact_argv
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _BLOCKED_STATES = {"Z", "X"}
+PATH_BYTES = 8192
 
 
 def require_linux(what: str) -> None:
@@ -167,8 +171,11 @@ class FileLock:
         self.path = path
         self._descriptor = -1
 
-    def acquire(self, *, run: str) -> None:
-        """This process owns the lock.
+    def acquire(self, *, run: str, note: str) -> str:
+        """This process owns the lock, and `note` stands in the file for whoever wants to find it.
+
+        Returns:
+            What the previous owner had left there.
 
         Raises:
             StoreLocked: Another one does; names it.
@@ -178,12 +185,14 @@ class FileLock:
             # Without it two keepers would both write and prune the same run.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(descriptor, 20, 0).split(b"\n")[0].decode("ascii", "replace") or "unknown"
             os.close(descriptor)
             raise StoreLocked(path=run, holder=f"process {holder}") from None
+        previous = os.pread(descriptor, PATH_BYTES, 0).decode("utf-8", "replace")
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{note}\n".encode(), 0)
         self._descriptor = descriptor
+        return previous
 
     def release(self) -> None:
         """The lock is free. Idempotent."""
@@ -203,3 +212,86 @@ def run_captured(argv: Sequence[str], *, timeout_s: float, cwd: str | None = Non
     except subprocess.TimeoutExpired:
         return 124, ""
     return done.returncode, done.stdout
+
+
+def fork_function(function: Callable[[], None], *, name: str, close: Iterable[int] = ()) -> int:
+    """A child process that runs `function` and nothing of ours after it; dies with this process.
+
+    Forked and not executed anew: the code is already in memory, so the child starts even when the
+    package or its disk has vanished meanwhile. Call only where no other thread runs.
+
+    Returns:
+        The child's pid.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        die_with_parent(parent)
+        set_name(name)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the keeper decides what a signal means
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in close:
+            os.close(descriptor)  # a copy kept here would hide the keeper's death from everybody
+        function()
+        code = 0
+    except KeeperGone:
+        code = 0  # our parent has ended; so do we
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def fork_command(argv: Sequence[str], *, environment: Mapping[str, str], stderr: int | None) -> int:
+    """The command runs in a session of its own and dies with this process.
+
+    Args:
+        argv: The command; found by PATH.
+        environment: All of its environment.
+        stderr: Descriptor for its standard error, None for ours.
+
+    Returns:
+        Its pid. A command that cannot be started ends with 127, as in a shell.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        die_with_parent(parent)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if stderr is not None:
+            os.dup2(stderr, 2)
+        os.execvpe(argv[0], list(argv), dict(environment))  # noqa: S606  the point: no shell between us and the command
+    except OSError as error:
+        os.write(2, f"ridethrough: cannot start {argv[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def start_detached(argv: Sequence[str], *, log_path: str) -> None:
+    """The program runs on its own, whatever happens to this process; its output goes to the log."""
+    with open(log_path, "ab") as log:
+        subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True)
+
+
+def widen_pipe(descriptor: int) -> None:
+    """The pipe holds as much as an unprivileged process may ask for (1 MiB by default)."""
+    with contextlib.suppress(OSError):  # a lower system limit: the default size has to do
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """The command line as a person would type it, without secrets."""
+    return shlex.join(redact_argv(argv))

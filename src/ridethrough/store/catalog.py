@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -83,13 +84,24 @@ def read_run(fs: FileSystem, run_dir: str) -> Run:
 
     Raises:
         StoreMissing: No such run.
-        Damaged: It is torn.
+        Damaged: It is torn, or missing although there are checkpoints or attempts.
     """
     path = os.path.join(run_dir, layout.RUN)
     try:
-        return Run.decode(fs.read(path, max_bytes=record.MAX_BYTES), path=path)
+        return Run.decode(_read(fs, path), path=path)
     except (FileNotFoundError, NotADirectoryError):
+        if _has_records(fs, run_dir):
+            raise Damaged(path=path, detail="it is missing beside the records of a run") from None
         raise StoreMissing(path=run_dir, detail="there is no run") from None
+
+
+def _has_records(fs: FileSystem, run_dir: str) -> bool:
+    """Checkpoints or attempts are there: taking the directory for a new run would orphan them."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if any(layout.parse_step_dir(name) for name in fs.list_dir(run_dir)):
+            return True
+        return any(layout.parse_attempt_dir(name) for name in fs.list_dir(os.path.join(run_dir, layout.ATTEMPTS)))
+    return False
 
 
 def read_catalog(fs: FileSystem, run_dir: str) -> Catalog:
@@ -112,7 +124,7 @@ def read_catalog(fs: FileSystem, run_dir: str) -> Catalog:
             found = _read_checkpoint(fs, run_dir, name, run, rosters, problems)
             if found is not None:
                 checkpoints.append(found)
-    attempts: dict[AttemptRef, Parent | None] = {c.attempt: c.parent for c in checkpoints}
+    attempts: dict[AttemptRef, Parent | None] = {c.attempt: c.parent for c in checkpoints if c.seals}
     attempts.update({a.attempt: a.parent for a in records})
     ordered = sorted(attempts.items(), key=lambda item: (item[0].seq, item[0].nonce))
     return Catalog(
@@ -144,6 +156,9 @@ def _read_attempts(fs: FileSystem, run_dir: str, run: Run, problems: list[Proble
         names = fs.list_dir(parent_dir)
     except FileNotFoundError:
         names = []
+    except NotADirectoryError:
+        names = []
+        problems.append(Problem(path=layout.ATTEMPTS, error=Damaged(path=layout.ATTEMPTS, detail="it is not a directory")))
     for name in names:
         parsed = layout.parse_attempt_dir(name)
         if parsed is None:
@@ -154,15 +169,15 @@ def _read_attempts(fs: FileSystem, run_dir: str, run: Run, problems: list[Proble
             attempt = Attempt.decode(_read(fs, os.path.join(path, layout.ATTEMPT)), path=os.path.join(layout.ATTEMPTS, name, layout.ATTEMPT))
             _require_run(attempt.run_uid, run, os.path.join(layout.ATTEMPTS, name))
             attempts.append(attempt)
-        except FileNotFoundError:
-            continue  # cut during the start agreement: no step was ever made under it
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # usually cut during the start agreement: no step was ever made under it
         except (Damaged, ForeignRecord) as error:
             problems.append(Problem(path=os.path.join(layout.ATTEMPTS, name, layout.ATTEMPT), error=error))
         try:
             roster = Roster.decode(_read(fs, os.path.join(path, layout.ROSTER)), path=os.path.join(layout.ATTEMPTS, name, layout.ROSTER))
             _require_run(roster.run_uid, run, os.path.join(layout.ATTEMPTS, name))
             rosters[roster.digest] = roster
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (Damaged, ForeignRecord) as error:
             problems.append(Problem(path=os.path.join(layout.ATTEMPTS, name, layout.ROSTER), error=error))
@@ -212,7 +227,7 @@ def _read_checkpoint(fs: FileSystem, run_dir: str, name: str, run: Run, rosters:
     problems: list[Problem] = []
     try:
         seals = _read_seals(fs, directory, problems)
-        sizes = {entry: fs.stat(os.path.join(directory, entry)).size_bytes for entry in fs.list_dir(directory)}
+        sizes = _sizes(fs, directory)
     except (FileNotFoundError, NotADirectoryError):
         return None  # removed by retention while we were reading, or a file with our kind of name
     usable = []
@@ -244,6 +259,15 @@ def _read_checkpoint(fs: FileSystem, run_dir: str, name: str, run: Run, rosters:
         size_bytes=sum(sizes.values()),
         meta=first.meta if first else {},
     )
+
+
+def _sizes(fs: FileSystem, directory: str) -> dict[str, int]:
+    sizes = {}
+    for entry in fs.list_dir(directory):
+        # A temporary file may be renamed while we look, and a dangling link is nobody's part.
+        with contextlib.suppress(FileNotFoundError):
+            sizes[entry] = fs.stat(os.path.join(directory, entry)).size_bytes
+    return sizes
 
 
 def _roster_of(fs: FileSystem, directory: str, seal: Seal, rosters: dict[str, Roster], problems: list[Problem]) -> Roster | None:
@@ -311,8 +335,9 @@ def candidates(catalog: Catalog) -> tuple[Checkpoint, ...]:
 def progress_evidence(fs: FileSystem, run_dir: str, catalog: Catalog) -> str | None:
     """Why it would be a loss to start at step 0, or None if nothing was ever acknowledged here."""
     try:
-        journals = [os.path.join(run_dir, layout.JOURNAL, name) for name in fs.list_dir(os.path.join(run_dir, layout.JOURNAL))]
-    except FileNotFoundError:
+        names = fs.list_dir(os.path.join(run_dir, layout.JOURNAL))
+        journals = [os.path.join(run_dir, layout.JOURNAL, name) for name in names if name.endswith(".jsonl")]
+    except (FileNotFoundError, NotADirectoryError):
         journals = []
     durable = journal.read(fs, journals).of("checkpoint.durable")
     if durable:

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from ridethrough.errors import RideThroughError
+from ridethrough.errors import RideThroughError, StorageDenied
 from ridethrough.format import layout, part, record
 from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import Seal
@@ -49,6 +49,9 @@ def ensure_dir(fs: FileSystem, path: str) -> None:
             if parent == probe:
                 break
             probe = parent
+    # The deepest directory there is may have been made by a process that was killed before it synced the parent.
+    with contextlib.suppress(StorageDenied):  # a parent we may not read is not one we made entries in
+        fs.sync_dir(os.path.dirname(probe))
     for directory in reversed(missing):
         fs.make_dir(directory)
         # Without it a power cut can take the new directory, and everything durable inside it, away.
@@ -131,12 +134,17 @@ def commit_part(fs: FileSystem, run_dir: str, save: PartSave) -> Seal:
     )
     ensure_dir(fs, directory)
     payload_path = os.path.join(directory, seal.payload_name)
+    seal_path = os.path.join(directory, f"{stem}.seal")
     try:
         _write_file(fs, payload_path, save.payload)
         # One directory fsync inside covers both names: the payload's entry is older than the seal's rename.
-        publish(fs, os.path.join(directory, f"{stem}.seal"), seal.encode())
+        publish(fs, seal_path, seal.encode())
     except BaseException:
-        _discard(fs, payload_path)
+        # The seal may already have its name. It must be durably gone before its payload goes.
+        with contextlib.suppress(RideThroughError):
+            fs.remove(seal_path)
+            fs.sync_dir(directory)
+            fs.remove(payload_path)
         raise
     return seal
 

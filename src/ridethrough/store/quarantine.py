@@ -41,7 +41,7 @@ def bound(fs: FileSystem, run_dir: str, *, budget_bytes: int) -> tuple[str, ...]
     """The quarantine holds at most `budget_bytes`, the newest step always; returns what was removed."""
     root = os.path.join(run_dir, layout.QUARANTINE)
     try:
-        names = [name for name in fs.list_dir(root) if layout.parse_step_dir(name)]
+        names = sorted((name for name in fs.list_dir(root) if layout.parse_step_dir(name)), key=lambda name: layout.parse_step_dir(name) or (0, ""))
     except FileNotFoundError:
         return ()
     sizes = {name: sum(fs.stat(os.path.join(root, name, entry)).size_bytes for entry in fs.list_dir(os.path.join(root, name))) for name in names}

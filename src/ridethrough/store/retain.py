@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
+from ridethrough.errors import ForeignRecord, FormatTooNew
 from ridethrough.format import layout
 from ridethrough.seam.fs import FileSystem
 from ridethrough.store.catalog import Catalog, lineage, on_lineage
@@ -28,9 +30,12 @@ class Found:
     dir_name: str
     step: int
     attempt_seq: int
+    """0 where no usable seal says which attempt made it."""
     is_complete: bool
     is_verified: bool
     is_on_lineage: bool
+    is_ours: bool = True
+    """No file in it belongs to another run or to a newer version of this program."""
     metric: float | None = None
 
 
@@ -71,6 +76,8 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
             return say(True, "is being written")
         if f.dir_name == resumed_from:
             return say(True, "this attempt resumed from it")
+        if not f.is_ours:
+            return say(True, "holds files of another run or of a newer version")
         if anchor is None:
             return say(True, "nothing on this lineage is verified yet")
         if f is anchor:
@@ -79,7 +86,7 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
             return say(True, f"one of the last {policy.keep_last}")
         if f in best:
             return say(True, f"one of the best {policy.keep_top}")
-        if (f.attempt_seq, f.step) > (anchor.attempt_seq, anchor.step):
+        if (f.attempt_seq or anchor.attempt_seq, f.step) > (anchor.attempt_seq, anchor.step):
             return say(True, "newer than the newest verified")
         if not f.is_complete:
             return say(False, f"incomplete, and step {anchor.step} is verified")
@@ -101,7 +108,8 @@ def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None) -
     chain = lineage(catalog.attempts)
     rows = []
     for c in catalog.checkpoints:
-        metric = c.meta.get("metrics", {}).get(monitor) if monitor else None
+        metrics = c.meta.get("metrics")
+        metric = metrics.get(monitor) if monitor and isinstance(metrics, dict) else None
         rows.append(
             Found(
                 dir_name=c.dir_name,
@@ -110,7 +118,9 @@ def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None) -
                 is_complete=c.is_complete,
                 is_verified=c.save_id in verified,
                 is_on_lineage=on_lineage(c, chain),
-                metric=float(metric) if isinstance(metric, (int, float)) else None,
+                is_ours=not any(isinstance(p.error, (ForeignRecord, FormatTooNew)) for p in c.problems),
+                # NaN is no rating: it would sort anywhere.
+                metric=float(metric) if isinstance(metric, (int, float)) and math.isfinite(metric) else None,
             )
         )
     return tuple(rows)

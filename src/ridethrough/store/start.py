@@ -34,10 +34,10 @@ def open_run(fs: FileSystem, clock: Clock, run_dir: str, *, known_uid: str | Non
         if known_uid is not None and not is_fresh:
             raise TierMissing(path=run_dir, run_uid=known_uid) from None
     run = Run(run_uid=uuid.uuid4().hex, name=os.path.basename(run_dir) or "run", created_at=clock.now_at().isoformat(timespec="seconds"))
-    ensure_dir(fs, run_dir)
-    publish(fs, os.path.join(run_dir, layout.RUN), run.encode())
+    # The marker comes last: a run that has it has its directories, whenever the power went.
     for name in (layout.ATTEMPTS, layout.JOURNAL):
         ensure_dir(fs, os.path.join(run_dir, name))
+    publish(fs, os.path.join(run_dir, layout.RUN), run.encode())
     return run
 
 

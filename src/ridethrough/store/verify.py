@@ -69,8 +69,10 @@ def check_part(
             raise Damaged(path=shown, detail="the payload is missing") from None
         if got < length:
             raise Damaged(path=shown, detail=f"cut short at {begin + got} of {seal.payload_bytes} bytes")
-        if xxhash.xxh3_128_hexdigest(target) != expected:
-            raise Damaged(path=shown, detail=f"checksum of bytes {begin} to {begin + length - 1} does not match")
+        found = xxhash.xxh3_128_hexdigest(target)
+        if found != expected:
+            # What was found is part of the message: `is_surely_damaged` compares it between two reads.
+            raise Damaged(path=shown, detail=f"checksum of bytes {begin} to {begin + length - 1} is {found}, not {expected}")
         if progress is not None:
             progress(length)
 

@@ -1,0 +1,44 @@
+"""Where a run's keeper answers on this node. Everything here is on local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+
+from ridethrough.seam import process
+from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.store.commit import ensure_dir
+from ridethrough.store.start import run_key
+
+
+def _directory(name: str) -> str:
+    directory = os.path.join(process.state_dir(), name)
+    ensure_dir(PosixFileSystem(), directory)
+    return directory
+
+
+def new_socket_path() -> str:
+    """A path for a new keeper's socket; its directory exists."""
+    return os.path.join(_directory("sockets"), f"{os.getpid()}-{uuid.uuid4().hex[:8]}.sock")
+
+
+def lock_path(run_dir: str) -> str:
+    """The lock of a run on this node; its directory exists. The lock's text says who holds it and where it answers."""
+    return os.path.join(_directory("locks"), f"{run_key(run_dir)}.lock")
+
+
+def log_path(run_dir: str) -> str:
+    """Where a keeper that a training script has started writes its messages."""
+    return os.path.join(_directory("logs"), f"{run_key(run_dir)}.log")
+
+
+def find_socket(run_dir: str) -> str | None:
+    """Where the keeper of a run answers, None if none lives; never touches the run directory."""
+    path = os.path.join(process.state_dir(), "locks", f"{run_key(run_dir)}.lock")
+    with contextlib.suppress(OSError, ValueError):  # no lock, or one that was never filled in: nobody keeps the run
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().split("\n")
+        if len(lines) > 1 and process.is_alive(int(lines[0])):
+            return lines[1]
+    return None

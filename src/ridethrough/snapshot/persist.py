@@ -1,0 +1,446 @@
+"""The persister: from posted slots to durable, verified checkpoints. The only writer.
+
+Per save (numbers as in `store`): wait until every rank of the node has posted the step, pin
+their slots, commit the parts this node is to write, answer *durable*; then write manifest and
+meta.json, read everything back past the cache, answer *verified*, and only then let retention
+remove what is no longer needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridethrough import journal as journals
+from ridethrough.errors import Damaged, Fenced, Internal, RideThroughError, StorageError
+from ridethrough.format import layout, part
+from ridethrough.format.attempt import Roster
+from ridethrough.format.seal import Seal, decode_parent, save_id
+from ridethrough.journal import Journal
+from ridethrough.seam.clock import Clock
+from ridethrough.seam.fs import FileSystem
+from ridethrough.snapshot import link as names
+from ridethrough.snapshot.board import Board
+from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.slots import Slot, SlotPart
+from ridethrough.store import commit, quarantine, retain
+from ridethrough.store.catalog import read_catalog
+from ridethrough.store.retain import Retention
+from ridethrough.store.start import require_newest
+from ridethrough.store.verify import check_part, is_surely_damaged
+from ridethrough.types import AttemptRef, Parent
+
+_IDLE_S = 0.02
+_BUSY_S = 0.002
+_PENDING_EVENTS = 1000
+_CRASHES_PER_SAVE = 2
+_QUARANTINE_CHECKPOINTS = 2
+"""The quarantine may hold as many bytes as this many checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the start agreement decided, as the persister needs it."""
+
+    run_dir: str
+    run_uid: str
+    attempt: AttemptRef
+    parent: Parent | None
+    resumed_dir: str | None
+    roster: Roster
+    node: str
+    meta: dict[str, Any]
+    retention: Retention
+    monitor: str | None
+    save_interval_steps: int
+    restored_step: int
+
+    @staticmethod
+    def from_board(value: dict[str, Any]) -> Plan:
+        """From the plan board."""
+        return Plan(
+            run_dir=value["run_dir"],
+            run_uid=value["run_uid"],
+            attempt=AttemptRef(seq=value["attempt"]["seq"], nonce=value["attempt"]["nonce"]),
+            parent=decode_parent(value["parent"], path="plan"),
+            resumed_dir=value["resumed_dir"],
+            roster=Roster.from_fields(value["roster"], path="plan"),
+            node=value["node"],
+            meta=value["meta"],
+            retention=Retention(**value["retention"]),
+            monitor=value["monitor"],
+            save_interval_steps=value["save_interval_steps"],
+            restored_step=value["restored_step"],
+        )
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks on this node."""
+        return tuple(rank for rank, node in enumerate(self.roster.nodes) if node == self.node)
+
+    def my_parts(self) -> tuple[str, ...]:
+        """Parts whose first holder is on this node."""
+        return tuple(p.name for p in self.roster.parts if self.roster.nodes[p.holders[0]] == self.node)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The persister's board."""
+
+    launch: int = 0
+    busy: dict[str, Any] | None = None
+    taken: int = -1
+    durable: dict[str, Any] | None = None
+    verified: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
+    failures_in_a_row: int = 0
+    flushed: int = 0
+    diverged: dict[str, Any] | None = None
+    journal_error: str | None = None
+    bytes_written: int = 0
+    save_s: float | None = None
+    crashes: list[int] = field(default_factory=list)
+    """Steps at whose save a predecessor died."""
+    pid: int = field(default_factory=os.getpid)
+
+
+class Persister:
+    """Serves one keeper until it dies. `tick` does at most one save."""
+
+    def __init__(self, fs: FileSystem, clock: Clock, link: KeeperLink, *, echo: Callable[[str, dict[str, Any]], None]) -> None:
+        self._echo = echo
+        self._fs = fs
+        self._clock = clock
+        self._link = link
+        self._control = link.board(names.CONTROL)
+        self._board = link.board(names.PERSIST)
+        # A successor goes on from what its predecessor had answered; what it was busy with is lost.
+        before = self._board.read()
+        self._answer = _Answer(**{key: value for key, value in before.items() if key not in ("pid", "busy")})
+        if before.get("busy"):
+            crashed = int(before["busy"]["step"])
+            self._answer.crashes = [*self._answer.crashes[-9:], crashed]
+        self._plan: Plan | None = None
+        self._plan_board: Board | None = None
+        self._slots: dict[str, Slot] = {}
+        self._journal: Journal | None = None
+        self._verified: set[str] = set()
+        self._pending: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_PENDING_EVENTS)
+        self._done_announcement = -1
+        self._publish()
+
+    def run(self) -> None:
+        """Serves until the keeper dies (raises KeeperGone)."""
+        while True:
+            self._clock.sleep(_BUSY_S if self.tick() else _IDLE_S)
+
+    def _publish(self) -> None:
+        self._board.write({name: getattr(self._answer, name) for name in _Answer.__slots__})
+
+    def _note(self, kind: str, **data: Any) -> None:
+        """The event is in the journal, or queued with its refusal shown by `status`: a full disk must not stop the persister."""
+        self._echo(kind, data)
+        self._pending.append((kind, data))
+        if self._journal is None:
+            return
+        try:
+            while self._pending:
+                self._journal.append(self._pending[0][0], **self._pending[0][1])
+                self._pending.popleft()
+            self._answer.journal_error = None
+        except StorageError as error:
+            self._answer.journal_error = str(error)
+
+    # -- one round -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Do what is due; True if a save is awaited, so that the next round should come soon."""
+        control = self._control.read()
+        launch = int(control.get("launch", 0))
+        if launch != self._answer.launch:
+            self._change_launch(launch)
+        if not launch or not self._load_plan(launch):
+            return False
+        assert self._plan is not None
+        flush = control.get("flush")
+        if flush and int(flush["id"]) > self._answer.flushed:
+            self._flush(int(flush["id"]), str(flush["reason"]))
+        announced = control.get("announced")
+        if announced is None:
+            announced = first_save(self._plan.restored_step, self._plan.save_interval_steps)
+        announced = int(announced)
+        durable = self._answer.durable
+        if announced <= self._done_announcement or (durable and durable["launch"] == launch and durable["step"] >= announced):
+            return False
+        state = self._slots_at(announced)
+        if state == "missed":
+            self._done_announcement = announced
+            self._fail(announced, "RT-054", "a rank had already passed this step when the save was announced")
+        elif state == "ready":
+            self._done_announcement = announced
+            self._save(announced)
+        return True
+
+    def _change_launch(self, launch: int) -> None:
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        self._plan = None
+        self._plan_board = None
+        self._done_announcement = -1
+        self._answer.launch = launch
+        self._answer.taken = -1
+        self._publish()
+
+    def _load_plan(self, launch: int) -> bool:
+        if self._plan is not None:
+            return True
+        if self._plan_board is None:
+            if names.plan_board(launch) not in self._link.names():
+                return False
+            self._plan_board = self._link.board(names.plan_board(launch), names.PLAN_BYTES)
+        value = self._plan_board.read()
+        if not value:
+            return False
+        plan = Plan.from_board(value)
+        path = layout.journal_path(plan.run_dir, plan.node)
+        if self._journal is None or self._journal.path != path:
+            self._journal = Journal(self._fs, self._clock, path, role="persister")
+        self._plan = plan
+        self._learn_verified()
+        self._set_aside_damage(value.get("damaged", []))
+        return True
+
+    def _learn_verified(self) -> None:
+        assert self._plan is not None
+        directory = os.path.join(self._plan.run_dir, layout.JOURNAL)
+        history = journals.read(self._fs, [os.path.join(directory, name) for name in self._fs.list_dir(directory)])
+        self._verified = {str(event.data.get("save_id")) for event in history.of("checkpoint.verified")}
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    def _refresh_slots(self) -> dict[int, list[Slot]]:
+        assert self._plan is not None
+        prefix = f"{self._answer.launch}/slot/"
+        found = self._link.names()
+        for name in [n for n in self._slots if n not in found]:
+            self._slots.pop(name).close()
+        for name, size in found.items():
+            if name.startswith(prefix) and (name not in self._slots or self._slots[name].size_bytes != size):
+                if name in self._slots:
+                    self._slots.pop(name).close()
+                self._slots[name] = self._link.slot(name)
+        by_rank: dict[int, list[Slot]] = {rank: [] for rank in self._plan.local_ranks}
+        for name, slot in self._slots.items():
+            by_rank.setdefault(int(name.split("/")[2]), []).append(slot)
+        return by_rank
+
+    def _slots_at(self, step: int) -> str:
+        by_rank = self._refresh_slots()
+        posted = {rank: {slot.posted_step() for slot in slots} for rank, slots in by_rank.items()}
+        if all(step in steps for steps in posted.values()):
+            return "ready"
+        if any(step not in steps and max((s for s in steps if s is not None), default=-1) > step for steps in posted.values()):
+            return "missed"
+        return "wait"
+
+    def _pin(self, step: int) -> dict[int, Slot] | None:
+        """Every rank's slot of this step, pinned; None if one is gone."""
+        pinned: dict[int, Slot] = {}
+        for rank, slots in self._refresh_slots().items():
+            held = next((slot for slot in slots if slot.posted_step() == step and slot.pin(step)), None)
+            if held is None:
+                for slot in pinned.values():
+                    slot.release()
+                return None
+            pinned[rank] = held
+        return pinned
+
+    def _flush(self, flush_id: int, reason: str) -> None:
+        """The newest step that every rank of the node has is durable: the trainers are dead or stuck."""
+        by_rank = self._refresh_slots()
+        common = (
+            set.intersection(*({s for slot in slots if (s := slot.posted_step()) is not None} for slots in by_rank.values())) if by_rank else set()
+        )
+        durable = self._answer.durable
+        newest = max(common, default=-1)
+        have = durable["step"] if durable and durable["launch"] == self._answer.launch else -1
+        self._note("flush.started", reason=reason, step=newest if newest >= 0 else None, durable_step=have if have >= 0 else None)
+        if newest > have:
+            self._save(newest)
+        self._answer.flushed = flush_id
+        self._publish()
+
+    # -- one save --------------------------------------------------------------------------------------------------
+
+    def _phase(self, step: int, phase: str) -> None:
+        self._answer.busy = {"step": step, "phase": phase, "since_s": self._clock.monotonic_s()}
+        self._publish()
+
+    def _fail(self, step: int, code: str, message: str) -> None:
+        self._answer.busy = None
+        self._answer.taken = max(self._answer.taken, step)
+        self._answer.failures_in_a_row += 1
+        self._answer.failed = {"launch": self._answer.launch, "step": step, "code": code, "message": message, "at_s": self._clock.monotonic_s()}
+        self._note("checkpoint.failed", step=step, code=code, message=message)
+        self._publish()
+
+    def _save(self, step: int) -> None:
+        assert self._plan is not None
+        plan = self._plan
+        if self._answer.crashes.count(step) >= _CRASHES_PER_SAVE:
+            # Killed once is bad luck and the save is tried again; twice at the same save is a bug of ours.
+            self._fail(step, Internal.code, "the persister died at this save before, see its traceback on stderr")
+            return
+        began_s = self._clock.monotonic_s()
+        self._phase(step, "pinning")
+        pinned = self._pin(step)
+        if pinned is None:
+            self._fail(step, "RT-054", "a snapshot was overwritten before it could be pinned")
+            return
+        self._answer.taken = max(self._answer.taken, step)
+        self._phase(step, "writing")
+        contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]] = {}
+        try:
+            contents = {rank: slot.read() for rank, slot in pinned.items()}
+            require_newest(self._fs, plan.run_dir, plan.attempt)
+            seals = self._commit(step, contents)
+        except (RideThroughError, OSError) as error:
+            # A save that fails does not stop training: it is a record, an alarm and a wider exposure.
+            self._fail(step, getattr(error, "code", "RT-018"), str(error))
+            return
+        finally:
+            contents.clear()  # the views into the slots must go before a slot can be unmapped
+            for slot in pinned.values():
+                slot.release()
+        self._settle(step, seals, began_s)
+
+    def _commit(self, step: int, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> tuple[Seal, ...]:
+        assert self._plan is not None
+        plan = self._plan
+        seals = []
+        for name in plan.my_parts():
+            holders = [(rank, p) for rank, (parts, _) in sorted(contents.items()) for p in parts if p.name == name]
+            rank, first = holders[0]
+            index = contents[rank][1]
+            seal = commit.commit_part(
+                self._fs,
+                plan.run_dir,
+                commit.PartSave(
+                    run_uid=plan.run_uid,
+                    attempt=plan.attempt,
+                    parent=plan.parent,
+                    step=step,
+                    save_id=save_id(plan.run_uid, plan.attempt.nonce, step),
+                    part=name,
+                    node=plan.node,
+                    roster_digest=plan.roster.digest,
+                    payload=first.payload,
+                    tree=first.tree,
+                    meta={**plan.meta, "step": step, "saved_at": index["captured_at"], "metrics": index["metrics"]},
+                ),
+            )
+            seals.append(seal)
+            self._compare_holders(step, name, seal, holders)
+        return tuple(seals)
+
+    def _compare_holders(self, step: int, name: str, seal: Seal, holders: list[tuple[int, SlotPart]]) -> None:
+        for rank, other in holders[1:]:
+            if part.checksum_chunks(other.payload) == seal.chunks:
+                continue
+            differing = [t.name for t, a, b in _pair_tensors(holders[0][1].payload, other.payload) if a != b]
+            self._answer.diverged = {"step": step, "part": name, "ranks": [holders[0][0], rank], "tensors": differing[:8]}
+            self._note("replicas.diverged", step=step, part=name, ranks=[holders[0][0], rank], tensors=differing[:8])
+
+    def _settle(self, step: int, seals: tuple[Seal, ...], began_s: float) -> None:
+        """Durable is said, then proven by reading back, then retention may run."""
+        assert self._plan is not None
+        plan = self._plan
+        now_s = self._clock.monotonic_s()
+        first = seals[0]
+        dir_name = layout.step_dir(step, first.save_id)
+        size = sum(seal.payload_bytes for seal in seals)
+        self._answer.save_s = now_s - began_s
+        self._answer.bytes_written += size
+        self._answer.durable = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "dir_name": dir_name, "at_s": now_s}
+        self._answer.failures_in_a_row = 0
+        self._phase(step, "verifying")
+        self._note("checkpoint.durable", step=step, save_id=first.save_id, dir_name=dir_name, size_bytes=size, save_s=round(now_s - began_s, 4))
+        try:
+            commit.write_meta(self._fs, plan.run_dir, first)
+            commit.write_manifest(self._fs, plan.run_dir, seals, plan.roster)
+            for seal in seals:
+                check_part(self._fs, plan.run_dir, dir_name, seal)
+        except Damaged as error:
+            self._set_aside_damage([{"dir_name": dir_name, "part": seal.part} for seal in seals])
+            self._answer.durable = None
+            self._fail(step, error.code, f"read back wrong: {error}")
+            return
+        except StorageError as error:
+            self._fail(step, error.code, f"written but not verified: {error}")
+            return
+        self._verified.add(first.save_id)
+        self._answer.verified = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "at_s": self._clock.monotonic_s()}
+        self._note("checkpoint.verified", step=step, save_id=first.save_id)
+        self._prune(dir_name)
+        self._answer.busy = None
+        self._publish()
+
+    # -- keeping the tier in order ---------------------------------------------------------------------------------
+
+    def _prune(self, in_progress: str) -> None:
+        assert self._plan is not None
+        plan = self._plan
+        try:
+            require_newest(self._fs, plan.run_dir, plan.attempt)
+            found = retain.survey(read_catalog(self._fs, plan.run_dir), verified=frozenset(self._verified), monitor=plan.monitor)
+            verdicts = retain.plan(found, plan.retention, in_progress=in_progress, resumed_from=plan.resumed_dir)
+            for verdict in verdicts:
+                if not verdict.keep:
+                    # The reason is on record before the bytes go.
+                    self._note("checkpoint.removed", dir_name=verdict.dir_name, reason=verdict.reason)
+                    retain.delete_checkpoint(self._fs, plan.run_dir, verdict.dir_name)
+        except (StorageError, Fenced, FileNotFoundError) as error:
+            self._note("retention.failed", message=str(error))
+
+    def _set_aside_damage(self, suspects: list[dict[str, Any]]) -> None:
+        """Parts that two uncached reads find wrong are in quarantine; the quarantine is bounded."""
+        assert self._plan is not None
+        plan = self._plan
+        if not suspects:
+            return
+        try:
+            catalog = read_catalog(self._fs, plan.run_dir)
+            largest = max((c.size_bytes for c in catalog.checkpoints), default=0)
+            for checkpoint in catalog.checkpoints:
+                for seal in checkpoint.seals:
+                    wanted = {"dir_name": checkpoint.dir_name, "part": seal.part} in suspects
+                    if wanted and is_surely_damaged(self._fs, plan.run_dir, checkpoint.dir_name, seal):
+                        self._note("part.quarantined", dir_name=checkpoint.dir_name, part=seal.part, payload=seal.payload_name)
+                        quarantine.quarantine_part(
+                            self._fs, plan.run_dir, checkpoint.dir_name, seal, reason="two reads past the cache found wrong bytes"
+                        )
+            quarantine.bound(self._fs, plan.run_dir, budget_bytes=largest * _QUARANTINE_CHECKPOINTS)
+        except StorageError as error:
+            self._note("quarantine.failed", message=str(error))
+
+
+def first_save(restored_step: int, interval_steps: int) -> int:
+    """The first step after a start that is to become durable, before anything was announced."""
+    return (restored_step // interval_steps + 1) * interval_steps
+
+
+def _pair_tensors(first: memoryview, second: memoryview) -> list[tuple[part.TensorSpec, bytes | None, bytes | None]]:
+    """Each tensor of the first payload with its bytes in both."""
+    specs, base = part.parse_header(first, path="slot")
+    others, other_base = part.parse_header(second, path="slot")
+    by_name = {spec.name: spec for spec in others}
+    rows: list[tuple[part.TensorSpec, bytes | None, bytes | None]] = []
+    for spec in specs:
+        other = by_name.get(spec.name)
+        theirs = bytes(second[other_base + other.begin : other_base + other.end]) if other else None
+        rows.append((spec, bytes(first[base + spec.begin : base + spec.end]), theirs))
+    return rows

@@ -1,0 +1,79 @@
+"""The supervisor's pen: journal without ever being blocked by storage, and a line on stderr."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from typing import Any
+
+from ridethrough.errors import RideThroughError
+from ridethrough.journal import Journal
+from ridethrough.redact import redact
+
+_WAIT_S = 2.0
+"""How long a decision waits for its record: longer than any healthy fsync, shorter than a person notices."""
+_QUEUE = 10_000
+
+
+def echo(kind: str, data: dict[str, Any]) -> None:
+    """The event is on stderr: a sentence for a terminal, a JSON line for a log."""
+    shown = redact(data)
+    if sys.stderr.isatty():
+        fields = " ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
+        line = f"ridethrough: {kind} {fields}"
+    else:
+        line = json.dumps({"ridethrough": kind, **shown}, default=str)
+    sys.stderr.write(line.replace("\n", " ") + "\n")
+    sys.stderr.flush()
+
+
+class Pen:
+    """Writes events in order, in a thread of its own; owned by the supervisor until its process ends.
+
+    Before the run directory is known, events wait. If storage hangs, `note` returns after two
+    seconds with the event still queued: a decision late on record is better than no decision.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[str, dict[str, Any], threading.Event]] = queue.Queue(maxsize=_QUEUE)
+        self._journal: Journal | None = None
+        self._is_open = threading.Event()
+        self.refusal: str | None = None
+        """Why the last event could not be written, None if it was."""
+        # A daemon: it may be stuck in a dead mount when the supervisor has to end.
+        threading.Thread(target=self._write, name="ridethrough-pen", daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        """The run directory is known."""
+        return self._is_open.is_set()
+
+    def open(self, journal: Journal) -> None:
+        """Events go to this journal from now on, those that waited first."""
+        self._journal = journal
+        self._is_open.set()
+
+    def note(self, kind: str, **data: Any) -> bool:
+        """The event is on stderr and, if True is returned, in the journal."""
+        echo(kind, data)
+        written = threading.Event()
+        try:
+            self._queue.put_nowait((kind, data, written))
+        except queue.Full:
+            self.refusal = "the journal has not taken an event for a long time"
+            return False
+        return written.wait(_WAIT_S) if self.is_open else False
+
+    def _write(self) -> None:
+        self._is_open.wait()
+        assert self._journal is not None
+        while True:
+            kind, data, written = self._queue.get()
+            try:
+                self._journal.append(kind, **data)
+                self.refusal = None
+                written.set()
+            except (RideThroughError, OSError) as error:
+                self.refusal = str(error)

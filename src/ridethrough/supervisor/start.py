@@ -1,0 +1,59 @@
+"""Starting a keeper: from the command line, or from a training script that runs alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ridethrough.errors import RideThroughError
+from ridethrough.seam import process
+from ridethrough.seam.clock import SystemClock
+from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.snapshot.address import lock_path
+from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.persist import Persister
+from ridethrough.supervisor.keeper import Keeper
+from ridethrough.supervisor.loop import Settings, Supervisor
+from ridethrough.supervisor.record import echo
+
+
+def keep(settings: Settings, *, run_dir: str | None, socket_path: str) -> int:
+    """Runs a keeper with its supervisor and persister until the run is over; returns its exit code.
+
+    Args:
+        settings: What to run and how.
+        run_dir: Claimed at once if given; otherwise with the first trainer that names one.
+        socket_path: Where it answers.
+
+    Raises:
+        StoreLocked: Another keeper owns the run.
+    """
+    facts: dict[str, Any] = {"argv": process.shown_command(settings.argv), "is_library": not settings.argv}
+    keeper = Keeper(SystemClock(), socket_path, {"supervisor": lambda path: _supervise(path, settings), "persister": _persist}, facts)
+    if run_dir is not None:
+        keeper.claim(run_dir, lock_path(run_dir))
+    return keeper.run()
+
+
+def _supervise(socket_path: str, settings: Settings) -> None:
+    link = KeeperLink(socket_path, role="supervisor")
+    Supervisor(PosixFileSystem(), SystemClock(), link, settings).run()
+
+
+def _persist(socket_path: str) -> None:
+    link = KeeperLink(socket_path, role="persister")
+    Persister(PosixFileSystem(), SystemClock(), link, echo=echo).run()
+
+
+def main() -> None:
+    """Entry of the keeper that a library starts: ``python -m ridethrough.supervisor.start RUN_DIR SOCKET``."""
+    run_dir, socket_path = sys.argv[1:3]
+    try:
+        raise SystemExit(keep(Settings(argv=()), run_dir=run_dir, socket_path=socket_path))
+    except RideThroughError as error:
+        echo("keeper.refused", error.as_dict())
+        raise SystemExit(error.exit_code) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Public fakes and faults, so that your recovery can be tested the way ours is.
+
+* `FakeClock`: time that moves when told to.
+* `RecordingFileSystem` and the faults over it (`ErrorOn`, `FlipBit`, `TruncateOnce`, `ShortRead`,
+  `DropSyncs`): real storage with one named fault.
+* `LoopDisk`: a small ext4 disk whose power can be cut (root).
+* `SimpleStore`, `save_once`, `load_newest`: checkpoints with known bytes, without a trainer.
+
+May import everything; nothing imports it.
+"""
+
+from ridethrough.testing.clock import FakeClock
+from ridethrough.testing.disk import CUT, CUT_JOURNAL_FLUSHED, LoopDisk, missing_for_disks
+from ridethrough.testing.faults import DropSyncs, ErrorOn, FlipBit, RecordingFileSystem, ShortRead, TruncateOnce, flip_bit
+from ridethrough.testing.store import Loaded, Saved, SimpleStore, load_newest, restorable_steps, save_once
+
+__all__ = [
+    "CUT",
+    "CUT_JOURNAL_FLUSHED",
+    "DropSyncs",
+    "ErrorOn",
+    "FakeClock",
+    "FlipBit",
+    "Loaded",
+    "LoopDisk",
+    "RecordingFileSystem",
+    "Saved",
+    "ShortRead",
+    "SimpleStore",
+    "TruncateOnce",
+    "flip_bit",
+    "load_newest",
+    "missing_for_disks",
+    "restorable_steps",
+    "save_once",
+]

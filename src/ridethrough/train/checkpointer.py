@@ -1,0 +1,580 @@
+"""What a training script uses: track, restore, epochs, step."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ridethrough.errors import KeeperGone, RideThroughError, SaveFailed, StepOrder, UsageError
+from ridethrough.format import layout
+from ridethrough.format.seal import encode_parent
+from ridethrough.seam import process
+from ridethrough.seam.clock import SystemClock
+from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.snapshot import link as names
+from ridethrough.snapshot.board import Board
+from ridethrough.snapshot.persist import first_save
+from ridethrough.snapshot.post import PartState, Poster
+from ridethrough.snapshot.ranks import RankPhase
+from ridethrough.store.retain import Retention
+from ridethrough.store.start import remember_run, remembered_run
+from ridethrough.train import agreement, data, provenance, rng, state
+from ridethrough.train.attach import attach, launch_from_environment, watch
+from ridethrough.types import StateClass
+
+_STOP_WAIT_S = 10.0
+_POLL_S = 0.002
+_DURATIONS = 256
+_ADAM_STATES = 2
+"""Tensors of a parameter's size that the usual optimizers will create at their first step."""
+
+
+class Checkpointer:
+    """Makes a training loop survive power loss.
+
+    Snapshots every step (or every k) into memory that outlives this process, and has every
+    `every_n_train_steps`-th made durable by a separate process.
+
+    Args:
+        run_dir: Directory of the run, on a disk that keeps what it acknowledges.
+        every_n_train_steps: Steps between durable checkpoints.
+        experiment: Name in `meta.json`; the directory's name if not given.
+        config: The run's configuration; only its hash is kept, to notice changes.
+        data_version: Version of the data, or `ridethrough.data_fingerprint(paths)`.
+        save_last: Also make the very last step durable, at the end of `epochs`.
+        keep_last: Newest checkpoints to keep.
+        save_top_k: Also keep this many with the best `monitor`.
+        monitor: A metric given to `step`, or "loss".
+        mode: "min" or "max": which `monitor` is better.
+        snapshot_every_n_steps: Steps between snapshots in memory; chosen from free memory if not given.
+        fresh: Start at step 0 even where checkpoints exist.
+        storage_wait_s: How long to wait at start for storage that does not answer.
+
+    Durability:
+        A checkpoint counts as saved only when it is durable. Snapshots in memory survive the death
+        of this process, not of the machine's power.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        every_n_train_steps: int = 100,
+        experiment: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        data_version: str | None = None,
+        save_last: bool = True,
+        keep_last: int = 3,
+        save_top_k: int = 0,
+        monitor: str | None = None,
+        mode: str = "min",
+        snapshot_every_n_steps: int | None = None,
+        fresh: bool = False,
+        storage_wait_s: float = 300.0,
+    ) -> None:
+        process.require_linux("ridethrough.Checkpointer")
+        if every_n_train_steps < 1 or keep_last < 1 or mode not in ("min", "max") or (save_top_k and not monitor):
+            raise UsageError(detail="Checkpointer: every_n_train_steps and keep_last are at least 1, mode is min or max, save_top_k needs monitor")
+        self.run_dir = os.path.realpath(run_dir)
+        self._every = every_n_train_steps
+        self._experiment = experiment or os.path.basename(self.run_dir)
+        self._config = config
+        self._data_version = data_version
+        self._saves_last = save_last
+        self._retention = Retention(keep_last=keep_last, keep_top=save_top_k, mode=mode)
+        self._monitor = monitor
+        self._wanted_interval = snapshot_every_n_steps
+        self._is_fresh = fresh or os.environ.get(names.FRESH_VARIABLE) == "1"
+        self._storage_wait_s = storage_wait_s
+        self._fs = PosixFileSystem()
+        self._clock = SystemClock()
+        self._tracked: dict[str, state.Tracked] = {}
+        self._group: agreement.Group | None = None
+        self._agreed: agreement.Agreement | None = None
+        self._board: Board | None = None
+        self._step = 0
+        self._epoch = 0
+        self.restored_step = 0
+        self._stepped = 0
+        self._loss: Any = None
+        self._metrics: dict[str, Any] = {}
+        self._says: dict[str, Any] = {}
+        self._durations: deque[float] = deque(maxlen=_DURATIONS)
+        self._last_step_s = 0.0
+        self._pending_rng: dict[str, Any] | None = None
+        self._control_generation = -1
+        self._control_value: dict[str, Any] = {}
+        self._posted_step = -1
+        self._is_keeper_lost = False
+        self._is_closed = False
+
+    # -- set-up ----------------------------------------------------------------------------------------------------
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps made since the beginning of the run."""
+        return self._step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being trained, from 0."""
+        return self._epoch
+
+    def track(self, **objects: Any) -> None:
+        """The state of these objects is in every checkpoint from now on.
+
+        Args:
+            objects: By name: modules (the DDP wrapper, if there is one), optimizers, schedulers, a
+                GradScaler, DataLoaders, and anything with `state_dict` and `load_state_dict`.
+
+        Raises:
+            UsageError: An object has no state, or `restore` was called before.
+        """
+        if self._agreed is not None:
+            raise UsageError(detail="call ckpt.track() before ckpt.restore()")
+        group = self._group = self._group or agreement.Group()
+        for name, value in objects.items():
+            if name in self._tracked:
+                raise UsageError(detail=f"track({name}=…): the name is taken")
+            seed = rng.mix(torch.initial_seed(), len(self._tracked))
+            self._tracked[name] = state.classify(name, value, world_size=group.world_size, seed=seed)
+            if isinstance(value, torch.optim.Optimizer):
+                value.register_step_post_hook(self._count_optimizer_step)
+
+    def _count_optimizer_step(self, *_: Any) -> None:
+        self._stepped += 1
+
+    def restore(self) -> int:
+        """Every tracked object is as it was at the newest intact checkpoint; call it once, on every rank, before the loop.
+
+        Returns:
+            The step to go on from, 0 at a first start.
+
+        Raises:
+            NothingRestorable: Checkpoints were made here and none can be used (exit code 12).
+            StorageUnreachable: Storage does not answer, or the disk is not mounted (13).
+            StoreLocked: Another command owns the run (11).
+            StateMismatch: The checkpoint does not fit the tracked objects (22).
+            MemoryTooSmall: The snapshots do not fit in memory (21).
+        """
+        if self._agreed is not None:
+            raise UsageError(detail="ckpt.restore() was already called")
+        group = self._group = self._group or agreement.Group()
+        times = {"process_start": _process_start_s(), "restore_called": self._clock.monotonic_s()}
+        self._link = group.together(lambda: attach(self._clock, self.run_dir, rank=group.rank))
+        launch = launch_from_environment()
+        if launch is not None:
+            self._open_board(launch)
+        with self._reporting():
+            times["attached"] = self._clock.monotonic_s()
+            self._say(phase=RankPhase.AGREEING, times_s=times)
+            state_dir = process.state_dir()
+            known = remembered_run(self._fs, state_dir, self.run_dir)
+            choice = agreement.choose(
+                group,
+                self._fs,
+                self._clock,
+                self.run_dir,
+                known_uid=known,
+                is_fresh=self._is_fresh,
+                storage_wait_s=self._storage_wait_s,
+            )
+            times["chosen"] = self._clock.monotonic_s()
+            self._say(phase=RankPhase.LOADING)
+            state.mark_replicated(self._tracked.values(), world_size=group.world_size)
+            found = choice.checkpoint
+            if found is not None:
+                self._apply(group, choice)
+            self._agreed = agreement.agree(
+                group,
+                self._fs,
+                self._clock,
+                self.run_dir,
+                choice,
+                self._facts(),
+                save_interval_steps=self._every,
+                wanted_interval_steps=self._wanted_interval,
+                new_launch=self._new_launch,
+            )
+            group.together(lambda: remember_run(self._fs, state_dir, self.run_dir, choice.opening.run.run_uid))
+            if layout.REPLICATED not in self._agreed.roster.part_names:
+                for item in self._tracked.values():
+                    item.is_replicated = False
+            self._structure = state.structure(self._tracked.values())
+            self._meta = self._describe()
+            self._resumed_dir = found.dir_name if found else None
+            self._damaged = list(choice.damaged)
+            self._begin(self._agreed.launch)
+            times["loaded"] = self._clock.monotonic_s()
+            self._say(phase=RankPhase.OUTSIDE, step=self._step, restored_step=self.restored_step, step_at_s=times["loaded"])
+            self._times = times
+            self._last_step_s = times["loaded"]
+            self._pending_rng = rng.capture()
+        for item in self._tracked.values():
+            if item.position is not None:
+                item.position.on_start = self._on_loader_start
+                item.position.on_end = self._on_loader_end
+        atexit.register(self._at_exit, os.getpid())
+        return self.restored_step
+
+    def _apply(self, group: agreement.Group, choice: agreement.Choice) -> None:
+        own = group.together(lambda: state.apply(self._tracked.values(), choice.parts, rank=group.rank, world_size=group.world_size))
+        self._step = self.restored_step = int(own["progress"]["step"])
+        self._epoch = int(own["progress"]["epoch"])
+        rng.restore(own["rng"])
+
+    def _facts(self) -> agreement.RankFacts:
+        size = 0
+        for part in self._capture():
+            size += part.layout.size_bytes
+        for item in self._tracked.values():
+            if isinstance(item.value, torch.optim.Optimizer) and not item.value.state:
+                size += _ADAM_STATES * sum(p.numel() * p.element_size() for g in item.value.param_groups for p in g["params"] if p.requires_grad)
+        return agreement.RankFacts(
+            node=process.node_name(),
+            holds_replicated=any(item.is_replicated for item in self._tracked.values()),
+            state_bytes=size,
+            available_bytes=process.available_memory_bytes(),
+        )
+
+    def _new_launch(self) -> int:
+        given = launch_from_environment()
+        return given if given is not None else int(self._link.request("launch")["launch"])
+
+    def _describe(self) -> dict[str, Any]:
+        described = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
+        described["classes"] = state.classes(self._tracked.values(), config_hash=described["config_hash"])
+        return described
+
+    def _begin(self, launch: int) -> None:
+        """Boards, plan and slots of this launch exist; the persister may start."""
+        assert self._agreed is not None
+        assert self._group is not None
+        agreed, rank = self._agreed, self._group.rank
+        self._launch = launch
+        self._link.request("join", pid=os.getpid())
+        self._open_board(launch)
+        self._control = self._link.board(names.CONTROL)
+        self._persist = self._link.board(names.PERSIST)
+        self._poster = Poster(self._link, launch=launch, rank=rank, count=agreed.slots.slots_per_rank)
+        local = [r for r, node in enumerate(agreed.roster.nodes) if node == agreed.roster.nodes[rank]]
+        if rank == local[0]:
+            plan = self._link.board(names.plan_board(launch), names.PLAN_BYTES)
+            plan.write(
+                {
+                    "run_dir": self.run_dir,
+                    "run_uid": agreed.run_uid,
+                    "attempt": {"seq": agreed.attempt.seq, "nonce": agreed.attempt.nonce},
+                    "parent": encode_parent(agreed.parent),
+                    "resumed_dir": self._resumed_dir,
+                    "roster": agreed.roster.fields(),
+                    "node": agreed.roster.nodes[rank],
+                    "meta": self._meta,
+                    "retention": {"keep_last": self._retention.keep_last, "keep_top": self._retention.keep_top, "mode": self._retention.mode},
+                    "monitor": self._monitor,
+                    "save_interval_steps": self._every,
+                    "snapshot_interval_steps": agreed.slots.interval_steps,
+                    "restored_step": self.restored_step,
+                    "damaged": self._damaged,
+                }
+            )
+            plan.close()
+        watcher = names.KeeperLink(self._link.path, role="watch", rank=rank)
+        watch(watcher, is_fatal=launch_from_environment() is not None, on_loss=self._lose_keeper)
+
+    def _lose_keeper(self) -> None:
+        self._is_keeper_lost = True
+
+    def _open_board(self, launch: int) -> None:
+        assert self._group is not None
+        self._board = self._link.board(names.rank_board(launch, self._group.rank))
+        self._say(
+            rank=self._group.rank,
+            pid=os.getpid(),
+            process_started=process.start_time(os.getpid()),
+            world_size=self._group.world_size,
+            run_dir=self.run_dir,
+        )
+
+    def _say(self, **news: Any) -> None:
+        self._says.update(news)
+        if self._board is not None:
+            self._board.write(self._says)
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """An error of ours is on the board before it is raised, so that the supervisor knows it by its code."""
+        try:
+            yield
+        except RideThroughError as error:
+            self._say(phase=RankPhase.FAILED, failure=error.as_dict())
+            raise
+
+    def _on_loader_start(self) -> None:
+        # Last of all, after the loader's iterators exist: code before the loop may have drawn random numbers that
+        # the run which never stopped did not draw here.
+        if self._pending_rng is not None and self.restored_step:
+            rng.restore(self._pending_rng)
+        self._pending_rng = None
+        self._say(phase=RankPhase.TRAINING)
+
+    def _on_loader_end(self) -> None:
+        if not self._is_closed:
+            self._say(phase=RankPhase.OUTSIDE)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epoch numbers up to `count`, from the one to go on with; at the end the last step is durable.
+
+        A resumed epoch goes on with the next batch of the tracked loaders; one whose last batch was
+        already trained has no batch left, and the code after the inner loop runs as it would have.
+        """
+        self._require_restored()
+        for epoch in range(self._epoch, count):
+            self._epoch = epoch
+            for item in self._tracked.values():
+                if item.position is not None:
+                    item.position.start_epoch(epoch)
+                elif item.kind is StateClass.DATA:
+                    data.set_sampler_epoch(item.value, epoch)
+            yield epoch
+        if self._saves_last:
+            self.close()
+
+    def step(self, loss: Any = None, *, boundary: bool = True, **metrics: Any) -> None:
+        """The step just made is counted and, where due, snapshotted; call it after optimizer, scaler and scheduler.
+
+        Args:
+            loss: Of this step (a number or a tensor of one).
+            boundary: False for the micro-batches of gradient accumulation in which no optimizer stepped.
+            metrics: Numbers for `monitor` and the record.
+
+        Raises:
+            StepOrder: No tracked optimizer has stepped since the last call.
+            SystemExit: The run was asked to stop, and this step is durable.
+        """
+        self._require_restored()
+        if loss is not None:
+            self._loss = loss
+        self._metrics.update(metrics)
+        if not boundary:
+            return
+        with self._reporting():
+            self._check_order()
+            self._step += 1
+            self._pending_rng = None
+            if self._is_keeper_lost:
+                self._find_new_keeper()
+            now_s = self._clock.monotonic_s()
+            self._durations.append(now_s - self._last_step_s)
+            self._last_step_s = now_s
+            stops = self._is_asked_to_stop()
+            if self._step % self._interval == 0 or stops:
+                self._snapshot()
+            self._tell(now_s)
+            if stops:
+                self._save_and_wait()
+                self._say(phase=RankPhase.STOPPED)
+                self._is_closed = True
+                raise SystemExit(0)
+
+    @property
+    def _interval(self) -> int:
+        assert self._agreed is not None
+        return self._agreed.slots.interval_steps
+
+    def _check_order(self) -> None:
+        optimizers = [t for t in self._tracked.values() if isinstance(t.value, torch.optim.Optimizer)]
+        scalers = [t for t in self._tracked.values() if isinstance(t.value, torch.amp.GradScaler) and t.value.is_enabled()]
+        if optimizers and not self._stepped and not scalers:
+            raise StepOrder(step=self._step + 1, detail="no tracked optimizer has stepped since the last call")
+        self._stepped = 0
+
+    def _tell(self, now_s: float) -> None:
+        if "first_step" not in self._times:
+            self._times["first_step"] = now_s
+        if self._step % 16 == 0 or len(self._durations) < 16:
+            self._says["step_s_p99"] = sorted(self._durations)[int(0.99 * (len(self._durations) - 1))]
+        positions = [t.position for t in self._tracked.values() if t.position is not None]
+        is_inside = any(p.is_iterating for p in positions) if positions else True
+        self._say(
+            phase=RankPhase.TRAINING if is_inside else RankPhase.OUTSIDE,
+            step=self._step,
+            step_at_s=now_s,
+            posted_step=self._posted_step,
+            times_s=self._times,
+        )
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def _capture(self) -> tuple[PartState, ...]:
+        assert self._group is not None
+        meta = getattr(self, "_meta", {})
+        return state.capture(
+            self._tracked.values(),
+            state.Context(
+                rank=self._group.rank,
+                local_rank=self._group.local_rank,
+                world_size=self._group.world_size,
+                node=process.node_name(),
+                step=self._step,
+                epoch=self._epoch,
+                loss=_number(self._loss),
+                metrics={name: number for name, value in self._metrics.items() if (number := _number(value)) is not None},
+                config_hash=meta.get("config_hash"),
+                start_command=meta.get("start_command", ""),
+                structure=getattr(self, "_structure", {}),
+            ),
+        )
+
+    def _snapshot(self) -> None:
+        began_s = self._clock.monotonic_s()
+        parts = self._capture()
+        metrics = {name: _number(value) for name, value in self._metrics.items()}
+        if self._loss is not None:
+            metrics.setdefault("loss", _number(self._loss))
+        facts = {"captured_at": self._clock.now_at().isoformat(timespec="milliseconds"), "metrics": _finite(metrics)}
+        if self._poster.post(self._step, parts, facts, reserved=self._reserved_step()):
+            self._posted_step = self._step
+        self._says["snapshot_s"] = self._clock.monotonic_s() - began_s
+        self._says["state_bytes"] = sum(part.layout.size_bytes for part in parts)
+
+    def _read_control(self) -> dict[str, Any]:
+        generation = self._control.generation
+        if generation != self._control_generation:
+            self._control_generation = generation
+            self._control_value = self._control.read()
+        return self._control_value
+
+    def _reserved_step(self) -> int | None:
+        """The step announced to become durable, until the persister has taken it."""
+        control = self._read_control()
+        announced = control.get("announced") if control.get("launch") == self._launch else None
+        reserved = int(announced) if announced is not None else first_save(self.restored_step, self._every)
+        answer = self._persist.read()
+        return None if answer.get("launch") == self._launch and int(answer.get("taken", -1)) >= reserved else reserved
+
+    # -- stopping and saving on request ----------------------------------------------------------------------------
+
+    def _is_asked_to_stop(self) -> bool:
+        """True if all ranks stop at this step; see `supervisor.stop` for the agreement."""
+        stop = self._read_control().get("stop")
+        if not stop or stop["step"] < 0:
+            return False
+        if int(stop["id"]) > int(self._says.get("stop_seen", 0)):
+            self._say(stop_seen=int(stop["id"]), stop_was_late=self._step > int(stop["step"]), step=self._step)
+        if self._step != int(stop["step"]):
+            return False
+        deadline_s = self._clock.monotonic_s() + _STOP_WAIT_S
+        while self._clock.monotonic_s() < deadline_s:
+            now = self._read_control().get("stop") or {}
+            if now.get("id") != stop["id"] or now.get("state") == "signalled":
+                return False
+            if now.get("state") == "committed":
+                return True
+            self._clock.sleep(_POLL_S)
+        return False
+
+    def save(self) -> int:
+        """The step just made is durable; call it on every rank, at a step boundary.
+
+        Returns:
+            The step.
+
+        Raises:
+            SaveFailed: It could not be made durable; the error says why. The snapshot stays in memory.
+        """
+        self._require_restored()
+        with self._reporting():
+            if self._step and self._posted_step != self._step:
+                self._snapshot()
+            self._save_and_wait()
+            self._tell(self._last_step_s)
+        return self._step
+
+    def _save_and_wait(self) -> None:
+        if not self._step:
+            return
+        began_s = self._clock.monotonic_s()
+        self._say(phase=RankPhase.SAVING, wanted_save=self._step, posted_step=self._posted_step)
+        while True:
+            answer = self._persist.read()
+            durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
+            if durable.get("launch") == self._launch and durable["step"] >= self._step:
+                self._say(wanted_save=None)
+                return
+            if self.restored_step == self._step:
+                self._say(wanted_save=None)
+                return  # it came from disk and nothing was trained since
+            waited_s = self._clock.monotonic_s() - began_s
+            if failed.get("launch") == self._launch and failed.get("step") == self._step:
+                raise SaveFailed(step=self._step, waited_s=waited_s, detail=failed["message"])
+            if waited_s > self._storage_wait_s or self._is_keeper_lost:
+                raise SaveFailed(step=self._step, waited_s=waited_s, detail="the persister has not answered")
+            self._clock.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """The last step is durable and this rank has said that it is done. Idempotent."""
+        if self._is_closed or self._agreed is None:
+            return
+        self.save()
+        self._say(phase=RankPhase.DONE)
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # After an error the objects may be in mid-step: what is in memory from the last boundary is better.
+        if kind is None:
+            self.close()
+
+    def _at_exit(self, pid: int) -> None:
+        is_clean = getattr(sys, "last_type", None) is None
+        if os.getpid() == pid and is_clean and self._says.get("phase") not in (RankPhase.FAILED, RankPhase.STOPPED):
+            self._say(phase=RankPhase.DONE)
+
+    def _find_new_keeper(self) -> None:
+        """A keeper that we had started ourselves has died: start another and go on, with new memory."""
+        assert self._group is not None
+        self._is_keeper_lost = False
+        try:
+            self._link = attach(self._clock, self.run_dir, rank=self._group.rank)
+            self._begin(self._launch + 1)
+        except KeeperGone:
+            self._is_keeper_lost = True  # unprotected for this step; the next one tries again
+
+    def _require_restored(self) -> None:
+        if self._agreed is None:
+            raise UsageError(detail="call ckpt.restore() once, after ckpt.track() and before the loop")
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _finite(metrics: dict[str, float | None]) -> dict[str, float | str | None]:
+    """JSON has no NaN and no infinity; the record says so in words."""
+    return {name: value if value is None or abs(value) < float("inf") else repr(value) for name, value in metrics.items()}
+
+
+def _process_start_s() -> float:
+    """When this process was started, on the monotonic clock (since boot, as `/proc` counts; a suspend would shift it)."""
+    started = process.start_time(os.getpid())
+    return (started or 0) / os.sysconf("SC_CLK_TCK")

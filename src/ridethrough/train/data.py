@@ -1,0 +1,263 @@
+"""A DataLoader that goes on exactly where it was, whatever drew random numbers in it.
+
+`make_resumable` changes a plain loader in place:
+
+1. The order of an epoch depends on (seed, epoch) alone: the loader and its sampler get private
+   generators, so iterating draws nothing from the training's random numbers.
+2. Each sample is fetched under a seed of (seed, epoch, index), each collated batch under one of
+   (seed, epoch, batch), with the generators put back afterwards. So augmentation is the same in
+   0 and in 8 workers, and after a resume in the middle of an epoch.
+3. The position counts batches *delivered* to the training loop, not batches prefetched. Resuming
+   skips that many batches of indices, without loading their samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from ridethrough.train import rng
+from ridethrough.types import Presence
+
+_ORDER, _WORKERS, _COLLATE = 1, 2, 3
+
+
+class Position:
+    """Where a loader is: seed, epoch, batches and samples delivered in it. Picklable state only."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.epoch = 0
+        self.delivered = 0
+        self.samples = 0
+        self.is_pending = True
+        """The next iteration starts exactly here; otherwise it starts the next epoch."""
+        self.is_iterating = False
+        self.on_start: Callable[[], None] | None = None
+        """Called when the iterators exist and before the first batch: the last moment to set random generators."""
+        self.on_end: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """An iteration starts."""
+        if not self.is_pending:
+            self.start_epoch(self.epoch + 1)
+        self.is_pending = False
+        self.is_iterating = True
+
+    def start_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch: from where it was if a checkpoint says so, else from its beginning."""
+        if epoch != self.epoch or not self.is_pending:
+            self.epoch, self.delivered, self.samples = epoch, 0, 0
+        self.is_pending = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches delivered so far."""
+        return {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there."""
+        self.seed, self.epoch = state["seed"], state["epoch"]
+        self.delivered, self.samples = state["batches"], state["samples"]
+        self.is_pending = True
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """Indices on their way to the dataset, with what seeds their samples."""
+
+    seed: int
+    epoch: int
+    number: int
+    index: Any
+
+
+class _SeededDataset:
+    """The user's dataset, each sample fetched under its own seed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.ridethrough_inner = inner
+        self.ridethrough_batch: Keyed | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("ridethrough_", "__")):
+            raise AttributeError(name)
+        return getattr(self.ridethrough_inner, name)
+
+    def __len__(self) -> int:
+        return len(self.ridethrough_inner)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, Keyed):
+            return self.ridethrough_inner[key]  # the user asks directly
+        self.ridethrough_batch = key
+        with rng.preserved():
+            rng.seed_all(rng.mix(key.seed, key.epoch, _as_int(key.index)))
+            return self.ridethrough_inner[key.index]
+
+    def __getitems__(self, key: Keyed) -> Any:
+        self.ridethrough_batch = key
+        with rng.preserved():
+            whole = getattr(self.ridethrough_inner, "__getitems__", None)
+            if whole is not None:
+                rng.seed_all(rng.mix(key.seed, key.epoch, key.number, _ORDER))
+                return whole(key.index)
+            samples = []
+            for index in key.index:
+                rng.seed_all(rng.mix(key.seed, key.epoch, _as_int(index)))
+                samples.append(self.ridethrough_inner[index])
+            return samples
+
+
+def _as_int(index: Any) -> int:
+    return int(index) if isinstance(index, int) or hasattr(index, "__index__") else hash(index)
+
+
+class _SeededCollate:
+    """The user's collate function under the batch's own seed (masking and mixing draw there)."""
+
+    def __init__(self, dataset: _SeededDataset, inner: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._inner = inner
+
+    def __call__(self, samples: Any) -> Any:
+        key = self._dataset.ridethrough_batch
+        if key is None:
+            return self._inner(samples)
+        with rng.preserved():
+            rng.seed_all(rng.mix(key.seed, key.epoch, key.number, _COLLATE))
+            return self._inner(samples)
+
+
+class _PositionedSampler:
+    """The user's (batch) sampler, its order a function of (seed, epoch), from the position on."""
+
+    def __init__(self, inner: Any, position: Position) -> None:
+        self._inner = inner
+        self._position = position
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Keyed]:
+        position = self._position
+        seed, epoch, skip = position.seed, position.epoch, position.delivered
+        source = getattr(self._inner, "sampler", self._inner)
+        if isinstance(source, RandomSampler):
+            if source.generator is None:
+                source.generator = torch.Generator()
+            source.generator.manual_seed(rng.mix(seed, epoch, _ORDER))
+        elif isinstance(source, DistributedSampler) and source.epoch != epoch:
+            source.set_epoch(epoch)
+        quiet = isinstance(source, (RandomSampler, SequentialSampler, DistributedSampler))
+        for number, index in enumerate(iter(self._inner) if quiet else _isolated(self._inner, rng.mix(seed, epoch, _ORDER))):
+            if number >= skip:
+                yield Keyed(seed, epoch, number, index)
+
+
+def _isolated(sampler: Any, seed: int) -> Iterator[Any]:
+    """A sampler we do not know may draw from the global generators: it gets a stream of its own."""
+    with rng.preserved():
+        rng.seed_all(seed)
+        iterator = iter(sampler)
+        state = rng.capture()
+    while True:
+        with rng.preserved():
+            rng.restore(state)
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            state = rng.capture()
+        yield item
+
+
+def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
+    """The loader's class, iterating from the position. One base only: a live object's class can change to nothing else."""
+
+    def iterate(self: Any) -> Iterator[Any]:
+        position: Position = self.ridethrough_position
+        position.begin()
+        replay = position.delivered if isinstance(self.dataset, IterableDataset) else 0
+        if isinstance(self.generator, torch.Generator):
+            self.generator.manual_seed(rng.mix(position.seed, position.epoch, _WORKERS))
+        batches = kind.__iter__(self)
+        if position.on_start is not None:
+            position.on_start()
+        try:
+            for batch in batches:
+                if replay:
+                    replay -= 1  # a stream cannot be skipped without reading it
+                    continue
+                position.delivered += 1
+                position.samples += _batch_length(batch)
+                yield batch
+        finally:
+            position.is_iterating = False
+            if position.on_end is not None:
+                position.on_end()
+
+    return type(f"Resumable{kind.__name__}", (kind,), {"__iter__": iterate, "__module__": __name__})
+
+
+def _batch_length(batch: Any) -> int:
+    """Samples in a batch, as far as its shape tells."""
+    while isinstance(batch, (list, tuple)) and batch:
+        batch = batch[0]
+    if isinstance(batch, dict) and batch:
+        return _batch_length(next(iter(batch.values())))
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    return 1
+
+
+def make_resumable(loader: DataLoader[Any], *, seed: int) -> Position:
+    """The loader, changed in place, goes on from its position; calling it again changes nothing.
+
+    Args:
+        loader: A plain DataLoader over a map-style or iterable dataset.
+        seed: Seeds order and samples; a generator of the user's own goes before it.
+    """
+    found = getattr(loader, "ridethrough_position", None)
+    if isinstance(found, Position):
+        return found
+    fields = vars(loader)  # DataLoader forbids changing some of these through attribute assignment
+    own = loader.generator or getattr(loader.sampler, "generator", None)
+    position = Position(own.initial_seed() & (1 << 62) - 1 if isinstance(own, torch.Generator) else seed)
+    if loader.generator is None:
+        fields["generator"] = torch.Generator()
+    if not isinstance(loader.dataset, IterableDataset):
+        dataset = _SeededDataset(loader.dataset)
+        fields["dataset"] = dataset
+        if loader.collate_fn is not default_collate:
+            fields["collate_fn"] = _SeededCollate(dataset, loader.collate_fn)
+        name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+        fields[name] = _PositionedSampler(getattr(loader, name), position)
+    fields["ridethrough_position"] = position
+    loader.__class__ = _resumable_class(type(loader))
+    return position
+
+
+def presence_of(loader: Any) -> tuple[Presence, str]:
+    """Whether a loader's position can be saved and restored exactly."""
+    if not isinstance(loader, DataLoader):
+        return Presence.PRESENT, f"by the state_dict of {type(loader).__name__}"
+    if isinstance(loader.dataset, IterableDataset) and not hasattr(loader, "state_dict"):
+        return Presence.UNPROTECTABLE, "an iterable dataset without state: replayed from the start of the epoch, exact only if it is deterministic"
+    return Presence.PRESENT, "position, order and per-sample seeds"
+
+
+def set_sampler_epoch(loader: Any, epoch: int) -> None:
+    """The sampler of a distributed loader shuffles for this epoch."""
+    sampler: Any = getattr(loader, "sampler", None)
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)

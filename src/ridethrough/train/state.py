@@ -1,0 +1,334 @@
+"""From the objects a script tracks to the parts of a checkpoint, and back.
+
+Which part a tensor goes to: parameters and optimizer state of a DDP model are held identically by
+every rank and go to the part `replicated`; everything else (buffers, random generators, loader
+position, and all of a model that is not wrapped in DDP) goes to the rank's private part.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from ridethrough.errors import Damaged, RideThroughError, StateMismatch, UsageError
+from ridethrough.format import layout, part, record, tree
+from ridethrough.format.seal import Seal
+from ridethrough.format.tensors import Gatherer, is_same, spec_of, view_tensor
+from ridethrough.snapshot.post import PartState
+from ridethrough.train import data, rng
+from ridethrough.types import Presence, StateClass
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One object of the script, under the name it was tracked with."""
+
+    name: str
+    value: Any
+    kind: StateClass
+    is_replicated: bool = False
+    position: data.Position | None = None
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's module inside DDP and torch.compile, so that names do not depend on the wrapping."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+        if inner is None:
+            return model
+        model = inner
+
+
+def classify(name: str, value: Any, *, world_size: int, seed: int) -> Tracked:
+    """What an object is, by its type; loaders become resumable here.
+
+    Raises:
+        UsageError: It has no state_dict and load_state_dict.
+    """
+    if isinstance(value, torch.nn.Module):
+        return Tracked(name=name, value=value, kind=StateClass.MODEL, is_replicated=world_size == 1 or isinstance(value, DistributedDataParallel))
+    if isinstance(value, DataLoader) and not hasattr(value, "load_state_dict"):
+        return Tracked(name=name, value=value, kind=StateClass.DATA, position=data.make_resumable(value, seed=seed))
+    if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+        raise UsageError(detail=f"track({name}=…): {type(value).__name__} has no state_dict() and load_state_dict()")
+    if isinstance(value, torch.optim.Optimizer):
+        return Tracked(name=name, value=value, kind=StateClass.OPTIMIZER)
+    if isinstance(value, torch.amp.GradScaler):
+        return Tracked(name=name, value=value, kind=StateClass.OPTIMIZER)
+    if isinstance(value, LRScheduler):
+        return Tracked(name=name, value=value, kind=StateClass.SCHEDULER)
+    if isinstance(value, DataLoader) or name in ("data", "sampler", "loader"):
+        return Tracked(name=name, value=value, kind=StateClass.DATA)
+    return Tracked(name=name, value=value, kind=StateClass.METRICS)
+
+
+def mark_replicated(tracked: Iterable[Tracked], *, world_size: int) -> None:
+    """Optimizers all of whose parameters belong to replicated models are replicated too."""
+    items = list(tracked)
+    shared = {id(p) for t in items if t.kind is StateClass.MODEL and t.is_replicated for p in t.value.parameters()}
+    for item in items:
+        if isinstance(item.value, torch.optim.Optimizer):
+            mine = [p for group in item.value.param_groups for p in group["params"]]
+            item.is_replicated = world_size == 1 or (bool(mine) and all(id(p) in shared for p in mine))
+
+
+def structure(tracked: Iterable[Tracked]) -> dict[str, str]:
+    """A digest of each model's shape and of the order in which an optimizer holds its parameters.
+
+    An optimizer's state is keyed by position: with the same parameters in another order it would
+    load without complaint into the wrong ones.
+    """
+    items = list(tracked)
+    names: dict[int, str] = {}
+    found = {}
+    for item in items:
+        if item.kind is StateClass.MODEL:
+            module = unwrap(item.value)
+            rows = []
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), f"{item.name}.{name}")
+                rows.append([name, list(parameter.shape), str(parameter.dtype)])
+            found[item.name] = record.digest([[n, type(m).__qualname__] for n, m in module.named_modules()] + rows)
+    for item in items:
+        if isinstance(item.value, torch.optim.Optimizer):
+            order = [[names.get(id(p), f"{tuple(p.shape)}") for p in group["params"]] for group in item.value.param_groups]
+            found[item.name] = record.digest([type(item.value).__qualname__, order])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a rank adds of its own to its private part."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: str
+    step: int
+    epoch: int
+    loss: float | None
+    metrics: Mapping[str, float]
+    config_hash: str | None
+    start_command: str
+    structure: Mapping[str, str]
+
+
+def capture(tracked: Iterable[Tracked], context: Context) -> tuple[PartState, ...]:
+    """Every part this rank holds, at a step boundary. Draws no random numbers; copies nothing yet.
+
+    Raises:
+        StateNotExpressible: Names the path of a value that has no place.
+    """
+    items = list(tracked)
+    replicated, private = Gatherer(), Gatherer()
+    shared_tree: dict[str, Any] = {}
+    own_tree: dict[str, Any] = {}
+    for item in items:
+        state = _state_of(item)
+        if item.kind is StateClass.MODEL:
+            parameters = {name for name, _ in unwrap(item.value).named_parameters(remove_duplicate=False)}
+            shared = {k: v for k, v in state.items() if k in parameters} if item.is_replicated else {}
+            own = {k: v for k, v in state.items() if k not in shared}
+            if item.is_replicated:
+                shared_tree[item.name] = replicated.encode(shared, item.name)
+            own_tree[item.name] = private.encode(own, item.name)
+        elif item.is_replicated:
+            shared_tree[item.name] = replicated.encode(state, item.name)
+        else:
+            own_tree[item.name] = private.encode(state, item.name)
+    own = {
+        "objects": own_tree,
+        "rng": private.encode(rng.capture(), "rng"),
+        "context": {
+            "rank": context.rank,
+            "local_rank": context.local_rank,
+            "world_size": context.world_size,
+            "node": context.node,
+            "mesh": [context.world_size],
+        },
+        "progress": private.encode(
+            {"step": context.step, "epoch": context.epoch, "loss": context.loss, "metrics": dict(context.metrics)}, "progress"
+        ),
+        "command": {"start_command": context.start_command, "config_hash": context.config_hash},
+        "structure": dict(context.structure),
+        "module_versions": {t.name: private.encode(_versions(t.value), t.name) for t in items if t.kind is StateClass.MODEL},
+    }
+    parts = [_finish(layout.rank_part(context.rank), own, private)]
+    if shared_tree:
+        parts.insert(0, _finish(layout.REPLICATED, {"objects": shared_tree}, replicated))
+    return tuple(parts)
+
+
+def _state_of(item: Tracked) -> Any:
+    if item.kind is StateClass.MODEL:
+        return unwrap(item.value).state_dict()
+    if item.position is not None:
+        state = item.position.state_dict()
+        inner: Any = item.value.dataset
+        is_stream = isinstance(inner, torch.utils.data.IterableDataset)
+        if is_stream and callable(getattr(inner, "state_dict", None)):
+            state["dataset"] = getattr(inner, "state_dict")()  # noqa: B009  the type does not know it
+        return state
+    return item.value.state_dict()
+
+
+def _versions(model: torch.nn.Module) -> dict[str, Any]:
+    """The format version of each module, as its state_dict carries it beside the tensors."""
+    return {name: dict(facts) for name, facts in getattr(unwrap(model).state_dict(), "_metadata", {}).items()}
+
+
+def _finish(name: str, root: Any, gatherer: Gatherer) -> PartState:
+    specs = tuple(spec_of(tensor_name, tensor) for tensor_name, tensor in gatherer.tensors.items())
+    return PartState(name=name, tree=root, tensors=gatherer.tensors, layout=_lay_out(specs))
+
+
+@functools.lru_cache(maxsize=16)
+def _lay_out(specs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> part.PartLayout:
+    """The layout changes only when the state's shape does, not at every snapshot."""
+    return part.lay_out(specs)
+
+
+def classes(tracked: Iterable[Tracked], *, config_hash: str | None) -> dict[str, dict[str, str]]:
+    """For each of the six classes whether it is present, missing or unprotectable, and what it consists of."""
+    items = list(tracked)
+
+    def of(kind: StateClass) -> list[str]:
+        return [f"{t.name} ({type(t.value).__name__.removeprefix('Resumable')})" for t in items if t.kind is kind]
+
+    def say(presence: Presence, detail: str) -> dict[str, str]:
+        return {"presence": presence.value, "detail": detail}
+
+    rows: dict[str, dict[str, str]] = {}
+    for kind, hint in (
+        (StateClass.MODEL, "track(model=…)"),
+        (StateClass.OPTIMIZER, "track(optimizer=…)"),
+        (StateClass.SCHEDULER, "track(scheduler=…) if the learning rate changes"),
+        (StateClass.DATA, "track(data=loader)"),
+    ):
+        names = of(kind)
+        rows[kind.value] = say(Presence.PRESENT, ", ".join(names)) if names else say(Presence.MISSING, hint)
+    for item in items:
+        if item.kind is StateClass.DATA:
+            presence, detail = data.presence_of(item.value)
+            if presence is not Presence.PRESENT:
+                rows[StateClass.DATA.value] = say(presence, f"{item.name}: {detail}")
+    rows[StateClass.DISTRIBUTED.value] = say(Presence.PRESENT, "rank, world size, node")
+    config = "config hash" if config_hash else "config hash unknown: Checkpointer(config=…)"
+    metrics = ["random generators", "command line", config, *of(StateClass.METRICS)]
+    rows[StateClass.METRICS.value] = say(Presence.PRESENT, ", ".join(metrics))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPart:
+    """A proven payload in memory and the seal that vouches for it."""
+
+    seal: Seal
+    payload: bytearray
+
+
+def decode(loaded: LoadedPart) -> Any:
+    """The tree of a part with its tensors in place (they share the payload's memory).
+
+    Raises:
+        Damaged: The tree makes no sense.
+    """
+    specs, base = part.parse_header(loaded.payload, path=loaded.seal.payload_name)
+    by_name = {spec.name: spec for spec in specs}
+
+    def tensor(name: str) -> torch.Tensor:
+        return view_tensor(loaded.payload, base, by_name[name])
+
+    found = tree.decode(loaded.seal.tree, tensor, path=loaded.seal.payload_name)
+    if not isinstance(found, dict):
+        raise Damaged(path=loaded.seal.payload_name, detail="its tree is not an object")
+    return found
+
+
+def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int, world_size: int) -> dict[str, Any]:
+    """Every tracked object has the state of the checkpoint, proven bit for bit; returns the rank's private tree.
+
+    The random generators are not set here: that is the last thing before training goes on.
+
+    Raises:
+        StateMismatch: An object is missing, or does not take the state as it was saved.
+    """
+    items = list(tracked)
+    trees = {loaded.seal.part: decode(loaded) for loaded in parts}
+    own = trees[layout.rank_part(rank)]
+    context = own["context"]
+    if context["world_size"] != world_size or context["rank"] != rank:
+        raise StateMismatch(name="the job", detail=f"rank {context['rank']} of {context['world_size']} there, rank {rank} of {world_size} here")
+    saved = {**trees.get(layout.REPLICATED, {}).get("objects", {})}
+    for name, state in own["objects"].items():
+        saved[name] = {**saved[name], **state} if name in saved else state
+    here = structure(items)
+    for name, versions in own["module_versions"].items():
+        # Modules read the version of their own format from here; without it an old rule could be applied to new state.
+        saved[name] = collections.OrderedDict(saved[name])
+        saved[name]._metadata = collections.OrderedDict(versions)
+    for item in items:
+        if item.name not in saved:
+            raise StateMismatch(name=item.name, detail="it was not tracked when this checkpoint was made")
+        was = own["structure"].get(item.name)
+        if was is not None and was != here.get(item.name):
+            raise StateMismatch(name=item.name, detail="its structure has changed (modules, shapes or order of parameters)")
+        _load(item, saved[item.name])
+    untracked = sorted(set(saved) - {item.name for item in items})
+    if untracked:
+        raise StateMismatch(name=", ".join(untracked), detail="in the checkpoint but not tracked here: its state would be lost")
+    _prove(items, saved)
+    return own  # type: ignore[no-any-return]
+
+
+def _load(item: Tracked, state: Any) -> None:
+    try:
+        if item.kind is StateClass.MODEL:
+            unwrap(item.value).load_state_dict(state, strict=True)
+        elif item.position is not None:
+            item.position.load_state_dict(state)
+            if "dataset" in state:
+                item.value.dataset.load_state_dict(state["dataset"])
+        else:
+            item.value.load_state_dict(state)
+    except RideThroughError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise StateMismatch(name=item.name, detail=f"{type(error).__name__}: {error}"[:500]) from error
+
+
+_PROVEN: tuple[Callable[[Tracked], bool], ...] = (
+    lambda item: item.kind in (StateClass.MODEL, StateClass.OPTIMIZER, StateClass.SCHEDULER),
+    lambda item: item.position is not None,
+)
+
+
+def _prove(items: list[Tracked], saved: Mapping[str, Any]) -> None:
+    """What was loaded is what is live now: an optimizer that casts its state, say, is found here and not in the loss."""
+    for item in items:
+        if not any(test(item) for test in _PROVEN):
+            continue
+        before, after = Gatherer(), Gatherer()
+        # As plain dicts: a module's state_dict is an OrderedDict whose order is that of its modules.
+        old, new = (g.encode(dict(found), item.name) for g, found in ((before, saved[item.name]), (after, _state_of(item))))
+        for name, tensor in before.tensors.items():
+            if name not in after.tensors or not is_same(tensor, after.tensors[name]):
+                raise StateMismatch(name=item.name, detail=f"{name} is not what was saved after load_state_dict()")
+        if record.canonical(old) != record.canonical(new):
+            raise StateMismatch(name=item.name, detail=f"{_first_difference(old, new, item.name)} is not what was saved after load_state_dict()")
+
+
+def _first_difference(old: Any, new: Any, path: str) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(set(old) | set(new)):
+            if record.canonical(old.get(key)) != record.canonical(new.get(key)):
+                return _first_difference(old.get(key), new.get(key), f"{path}/{key}")
+    return path
