@@ -22,7 +22,9 @@ from ridethrough.types import FORMAT
 json_data = st.dictionaries(
     st.text(max_size=6),
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8), lambda x: st.lists(x, max_size=3), max_leaves=4
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+        lambda x: st.lists(x, max_size=3),
+        max_leaves=4,
     ),
     max_size=4,
 )

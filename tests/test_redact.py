@@ -49,7 +49,15 @@ def test_a_secret_in_a_command_line_is_removed(argv: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "token",
-    ["hf_" + "aB3" * 8, "ghp_" + "aB3" * 10, "github_pat_" + "aB3" * 10, "glpat-" + "aB3" * 7, "sk-" + "aB3" * 9, "xoxb-" + "123-" * 5, "AKIA" + "ABCDEFGH12345678"],
+    [
+        "hf_" + "aB3" * 8,
+        "ghp_" + "aB3" * 10,
+        "github_pat_" + "aB3" * 10,
+        "glpat-" + "aB3" * 7,
+        "sk-" + "aB3" * 9,
+        "xoxb-" + "123-" * 5,
+        "AKIA" + "ABCDEFGH12345678",
+    ],
 )
 def test_a_token_is_known_by_its_shape_alone(token: str) -> None:
     assert redact_text(f"got {token} from the server") == f"got {REDACTED} from the server"
@@ -135,7 +143,9 @@ def test_numbers_and_flags_stay_what_they_are() -> None:
     assert redact(value) == value
 
 
-@pytest.mark.parametrize(("name", "value"), [("MY_TOKEN", "abc"), ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json"), ("HOME", CANARY), ("TOKENIZER", CANARY)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("MY_TOKEN", "abc"), ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json"), ("HOME", CANARY), ("TOKENIZER", CANARY)]
+)
 def test_short_values_paths_and_other_variables_are_no_secrets(name: str, value: str) -> None:
     assert secret_values({name: value}) == ()
 
@@ -145,7 +155,9 @@ def test_redacting_twice_changes_nothing() -> None:
     assert redact_text(once) == once
 
 
-@pytest.mark.parametrize("word", ["x", "-", ".", "a.", "token", "a-token.", "=", "://", "a://", "@", "?", "?token", "bearer ", "-----BEGIN ", " ", "\n"])
+@pytest.mark.parametrize(
+    "word", ["x", "-", ".", "a.", "token", "a-token.", "=", "://", "a://", "@", "?", "?token", "bearer ", "-----BEGIN ", " ", "\n"]
+)
 def test_a_long_line_without_secrets_does_not_stop_the_supervisor(word: str) -> None:
     text = word * (200_000 // len(word))
     used_s = timeit.timeit(lambda: redact_text(text, secrets=()), number=1)

@@ -50,7 +50,8 @@ def test_whatever_parses_is_exactly_what_we_would_write(name: str) -> None:
 HOSTILE_STEPS = [
     "", "step-", "step-1-01234567", "step-000000001-0123456", "step-000000001-0123456G", "step-000000001-01234567\n", " step-000000001-01234567",
     "step-000000001-01234567/..", "../step-000000001-01234567", "step-0000000001-01234567", "step-٠٠٠٠٠٠٠٠١-01234567", "step-000000001-ABCDEF01",
-    "step--00000001-01234567", "step-000000001-01234567.tmp", "STEP-000000001-01234567", "step-" + "9" * 19 + "-01234567", "step-000000001-01234567\0",
+    "step--00000001-01234567", "step-000000001-01234567.tmp", "STEP-000000001-01234567", "step-" + "9" * 19 + "-01234567",
+    "step-000000001-01234567\0",
 ]  # fmt: skip
 
 
@@ -59,7 +60,9 @@ def test_a_name_that_only_looks_like_a_checkpoint_is_not_ours(name: str) -> None
     assert layout.parse_step_dir(name) is None
 
 
-@pytest.mark.parametrize("name", ["", "1-01234567", "000001-0123456", "000001-01234567\n", "٠٠٠٠٠١-01234567", "0000001-01234567", "000001-01234567.tmp"])
+@pytest.mark.parametrize(
+    "name", ["", "1-01234567", "000001-0123456", "000001-01234567\n", "٠٠٠٠٠١-01234567", "0000001-01234567", "000001-01234567.tmp"]
+)
 def test_a_name_that_only_looks_like_an_attempt_is_not_ours(name: str) -> None:
     assert layout.parse_attempt_dir(name) is None
 
@@ -91,4 +94,9 @@ def test_a_hostile_node_name_is_never_written(node: str) -> None:
 @given(hex32, hex32, st.integers(0, 10**9))
 def test_another_run_attempt_or_step_never_has_the_same_save_id(uid: str, nonce: str, step: int) -> None:
     mine = save_id(uid, nonce, step)
-    assert mine not in {save_id(uid + "0", nonce, step), save_id(uid, nonce + "0", step), save_id(uid, nonce, step + 1), save_id(nonce, uid, step + 2)}
+    assert mine not in {
+        save_id(uid + "0", nonce, step),
+        save_id(uid, nonce + "0", step),
+        save_id(uid, nonce, step + 1),
+        save_id(nonce, uid, step + 2),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from typing import Any
@@ -124,10 +125,8 @@ def test_a_hostile_header_is_damaged_and_costs_no_memory(data: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_damaged(body: bytes) -> None:
     for data in (body, struct.pack("<Q", len(body)) + body):
-        try:
+        with contextlib.suppress(Damaged):
             part.parse_header(data, path="p")
-        except Damaged:
-            pass
 
 
 def test_a_header_flip_that_we_accept_is_one_the_library_accepts_too() -> None:

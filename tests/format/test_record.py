@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew, RideThroughError
+from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew
 from ridethrough.format import record
 from ridethrough.format import seal as seal_format
 from ridethrough.format.attempt import Attempt, Roster, RosterPart, Run
@@ -137,10 +138,8 @@ def test_a_field_of_a_wrong_type_is_damaged_not_a_crash(kind: str) -> None:
     fields = json.loads(encoded(kind))["record"]
     for name in set(fields) - {"format", "kind"}:
         for wrong in (None, True, "text", -1, [], [1, [2]], {"x": 1}):
-            try:
+            with contextlib.suppress(Damaged):  # anything else fails the test
                 decoded(kind, record.encode(kind, {**fields, name: wrong}))
-            except RideThroughError as error:
-                assert isinstance(error, Damaged)
 
 
 @every_kind

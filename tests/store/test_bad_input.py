@@ -94,7 +94,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_to_any_one_file_costs_at_most_the_checkpoint_it_belongs_to(pristine: SimpleStore, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damage_to_any_one_file_costs_at_most_the_checkpoint_it_belongs_to(
+    pristine: SimpleStore, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     names = sorted(snapshot(Path(pristine.run_dir)))
     kinds = {os.path.basename(name) if name.endswith(".json") else name.rsplit(".", 1)[1] for name in names}
     assert kinds == {"run.json", "attempt.json", "roster.json", "seal", "safetensors", "meta.json", "manifest.json", "jsonl"}
@@ -227,7 +229,9 @@ def later(path: Path, kind: str) -> None:
     path.write_bytes(record.encode(kind, {**fields, "format": FORMAT + 1}))
 
 
-@pytest.mark.parametrize(("pattern", "kind"), [("run.json", "run"), ("attempts/000002-*/attempt.json", "attempt"), ("attempts/000002-*/roster.json", "roster")])
+@pytest.mark.parametrize(
+    ("pattern", "kind"), [("run.json", "run"), ("attempts/000002-*/attempt.json", "attempt"), ("attempts/000002-*/roster.json", "roster")]
+)
 def test_a_run_written_by_a_newer_version_is_refused_with_a_hint(run: Path, pattern: str, kind: str) -> None:
     [path] = run.glob(pattern)
     later(path, kind)

@@ -10,9 +10,9 @@ import pytest
 
 from ridethrough.errors import RideThroughError, TwoHeads
 from ridethrough.format import layout
+from ridethrough.journal import Journal
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
-from ridethrough.journal import Journal
 from ridethrough.store.catalog import Catalog, candidates, lineage, on_lineage, progress_evidence, read_catalog
 from ridethrough.testing import SimpleStore, flip_bit, load_newest
 from ridethrough.types import AttemptRef, Parent
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_progress(store: SimpleStore) -> None:
 def test_an_attempt_that_had_resumed_is_progress(store: SimpleStore) -> None:
     store.commit(1)
     go_on(store, at=1)
-    shutil.rmtree(os.path.join(store.run_dir, [n for n in os.listdir(store.run_dir) if n.startswith("step-")][0]))
+    shutil.rmtree(os.path.join(store.run_dir, next(n for n in os.listdir(store.run_dir) if n.startswith("step-"))))
     assert evidence(store) is not None
 
 

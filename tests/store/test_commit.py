@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -129,10 +130,8 @@ def test_a_failure_at_any_call_of_a_save_never_costs_the_checkpoint_before(tmp_p
     while True:
         nth, step = nth + 1, step + 1
         store.fs = fault = ErrorOn(PosixFileSystem(), "*", errno.EIO, nth=nth)
-        try:
+        with contextlib.suppress(StorageUnreachable):
             store.commit(step)
-        except StorageUnreachable:
-            pass
         loaded = load_newest(PosixFileSystem(), store.run_dir)
         assert loaded is not None, fault.failed
         assert store.is_true(loaded), fault.failed

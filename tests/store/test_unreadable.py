@@ -91,9 +91,7 @@ def test_one_wrong_read_out_of_two_is_not_damage(store: SimpleStore) -> None:
             return got
 
     [seal] = store.commit_parts(1, parts=("replicated",))
-    assert not is_surely_damaged(
-        FlipOnce(PosixFileSystem(), within=".safetensors", at_byte=100), store.run_dir, store.dir_name(1), seal
-    )
+    assert not is_surely_damaged(FlipOnce(PosixFileSystem(), within=".safetensors", at_byte=100), store.run_dir, store.dir_name(1), seal)
 
 
 def test_storage_that_comes_back_is_waited_for(store: SimpleStore) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ridethrough.errors import KeeperGone, PlatformUnsupported, StoreLocked
-from ridethrough.redact import redact_argv
+from ridethrough.redact import redact_argv, redact_text
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -295,3 +295,8 @@ def widen_pipe(descriptor: int) -> None:
 def shown_command(argv: Sequence[str]) -> str:
     """The command line as a person would type it, without secrets."""
     return shlex.join(redact_argv(argv))
+
+
+def shown_tail(lines: Sequence[str]) -> str:
+    """The last lines of some output on one line, without secrets."""
+    return redact_text(" | ".join(line.strip() for line in lines if line.strip()))

@@ -60,7 +60,8 @@ class Board:
 
     def _newest(self) -> tuple[int, dict[str, Any]]:
         # A half may be overwritten while it is read; the other is then whole. Twice in a row needs two writes.
-        for _ in range(8):
+        for left in range(7, -1, -1):
+            newest = self.generation
             found: list[tuple[int, bytes]] = []
             for at in (0, self._half):
                 generation, checksum, length = _HEAD.unpack_from(self._map, at)
@@ -69,7 +70,10 @@ class Board:
                     found.append((generation, payload))
             if found:
                 generation, payload = max(found)
-                return generation, json.loads(payload)
-            if self.generation == 0:
+                # Older than what was there before: we were overtaken twice, and a reader must not go back. The last try
+                # takes what is whole, for a writer killed in its header announces a value that never comes.
+                if generation >= newest or not left:
+                    return generation, json.loads(payload)
+            elif newest == 0:
                 break
         return 0, {}

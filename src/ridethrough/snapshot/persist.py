@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ridethrough import journal as journals
-from ridethrough.errors import Damaged, Fenced, Internal, RideThroughError, StorageError
+from ridethrough.errors import Damaged, Internal, RideThroughError, StorageError
 from ridethrough.format import layout, part
 from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import Seal, decode_parent, save_id
@@ -151,7 +151,7 @@ class Persister:
                 self._journal.append(self._pending[0][0], **self._pending[0][1])
                 self._pending.popleft()
             self._answer.journal_error = None
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             self._answer.journal_error = str(error)
 
     # -- one round -------------------------------------------------------------------------------------------------
@@ -217,7 +217,13 @@ class Persister:
     def _learn_verified(self) -> None:
         assert self._plan is not None
         directory = os.path.join(self._plan.run_dir, layout.JOURNAL)
-        history = journals.read(self._fs, [os.path.join(directory, name) for name in self._fs.list_dir(directory)])
+        self._verified = set()
+        try:
+            history = journals.read(self._fs, [os.path.join(directory, name) for name in self._fs.list_dir(directory)])
+        except (RideThroughError, OSError) as error:
+            # Saves go on all the same: not knowing what was verified only makes retention keep more.
+            self._note("journal.unreadable", message=str(error))
+            return
         self._verified = {str(event.data.get("save_id")) for event in history.of("checkpoint.verified")}
 
     # -- slots -----------------------------------------------------------------------------------------------------
@@ -310,7 +316,7 @@ class Persister:
             seals = self._commit(step, contents)
         except (RideThroughError, OSError) as error:
             # A save that fails does not stop training: it is a record, an alarm and a wider exposure.
-            self._fail(step, getattr(error, "code", "RT-018"), str(error))
+            self._fail(step, getattr(error, "code", StorageError.code), str(error))
             return
         finally:
             contents.clear()  # the views into the slots must go before a slot can be unmapped
@@ -363,6 +369,7 @@ class Persister:
         first = seals[0]
         dir_name = layout.step_dir(step, first.save_id)
         size = sum(seal.payload_bytes for seal in seals)
+        before = self._answer.durable
         self._answer.save_s = now_s - began_s
         self._answer.bytes_written += size
         self._answer.durable = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "dir_name": dir_name, "at_s": now_s}
@@ -376,14 +383,15 @@ class Persister:
                 check_part(self._fs, plan.run_dir, dir_name, seal)
         except Damaged as error:
             self._set_aside_damage([{"dir_name": dir_name, "part": seal.part} for seal in seals])
-            self._answer.durable = None
+            self._answer.durable = before
             self._fail(step, error.code, f"read back wrong: {error}")
             return
-        except StorageError as error:
-            self._fail(step, error.code, f"written but not verified: {error}")
+        except (StorageError, OSError) as error:
+            self._fail(step, getattr(error, "code", StorageError.code), f"written but not verified: {error}")
             return
         self._verified.add(first.save_id)
         self._answer.verified = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "at_s": self._clock.monotonic_s()}
+        self._phase(step, "retention")
         self._note("checkpoint.verified", step=step, save_id=first.save_id)
         self._prune(dir_name)
         self._answer.busy = None
@@ -403,7 +411,7 @@ class Persister:
                     # The reason is on record before the bytes go.
                     self._note("checkpoint.removed", dir_name=verdict.dir_name, reason=verdict.reason)
                     retain.delete_checkpoint(self._fs, plan.run_dir, verdict.dir_name)
-        except (StorageError, Fenced, FileNotFoundError) as error:
+        except (RideThroughError, OSError) as error:
             self._note("retention.failed", message=str(error))
 
     def _set_aside_damage(self, suspects: list[dict[str, Any]]) -> None:
@@ -413,6 +421,7 @@ class Persister:
         if not suspects:
             return
         try:
+            require_newest(self._fs, plan.run_dir, plan.attempt)
             catalog = read_catalog(self._fs, plan.run_dir)
             largest = max((c.size_bytes for c in catalog.checkpoints), default=0)
             for checkpoint in catalog.checkpoints:
@@ -424,7 +433,7 @@ class Persister:
                             self._fs, plan.run_dir, checkpoint.dir_name, seal, reason="two reads past the cache found wrong bytes"
                         )
             quarantine.bound(self._fs, plan.run_dir, budget_bytes=largest * _QUARANTINE_CHECKPOINTS)
-        except StorageError as error:
+        except (RideThroughError, OSError) as error:
             self._note("quarantine.failed", message=str(error))
 
 

@@ -32,12 +32,14 @@ def plan_slots(
         ranks_on_node: Ranks that share the node's memory.
         available_bytes: Memory that may be used, of the machine or the cgroup.
         save_interval_steps: Steps between durable saves; the interval divides it, so that saves fall on snapshots.
-        wanted_interval_steps: The user's own choice, None for ours.
+        wanted_interval_steps: The user's own choice (the next larger interval that divides), None for ours.
 
     Raises:
         MemoryTooSmall: Not even three slots a rank fit.
     """
     budget = int(available_bytes * USABLE_RATIO)
+    # Every save needs a snapshot: a wish for fewer snapshots than saves ends at one a save.
+    smallest = min(wanted_interval_steps or 1, save_interval_steps)
 
     def fits(slots: int) -> bool:
         return state_bytes_per_rank * ranks_on_node * slots <= budget
@@ -45,6 +47,6 @@ def plan_slots(
     divisors = [n for n in range(1, save_interval_steps + 1) if save_interval_steps % n == 0]
     for interval in divisors:
         slots = 4 if interval == 1 else 3
-        if (wanted_interval_steps is None or interval >= wanted_interval_steps) and fits(slots):
+        if interval >= smallest and fits(slots):
             return SlotPlan(interval_steps=interval, slots_per_rank=slots)
     raise MemoryTooSmall(needed_bytes=int(state_bytes_per_rank * ranks_on_node * 3 / USABLE_RATIO), available_bytes=available_bytes)

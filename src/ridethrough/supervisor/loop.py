@@ -140,7 +140,9 @@ class Supervisor:
     def _launch(self, reason: str) -> None:
         environment = {names.FRESH_VARIABLE: "1"} if self._settings.is_fresh and self.memory.launch == 0 else {}
         old = self.memory
-        self._pen.note("launch.decided", launch=old.launch + 1, reason=reason, command=process.shown_command(self._settings.argv))
+        self._pen.note(
+            "launch.decided", launch=old.launch + 1, reason=reason, at_s=self._clock.monotonic_s(), command=process.shown_command(self._settings.argv)
+        )
         if old.launch:
             self._link.request("free", prefix=f"{old.launch}/")
         for board in self._ranks.values():

@@ -13,6 +13,8 @@ from ridethrough.supervisor.evidence import find_signal, find_syntax_error, find
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Before restart n without progress in between: the first at once, for most faults are gone with their process."""
 _RESTARTS_WITHOUT_PROGRESS = 10
+_NOT_STARTED = {2: "the command does not accept its arguments", 126: "the command cannot be executed", 127: "there is no such command"}
+"""Exit codes of shells and argument parsers; by convention nothing was done."""
 
 
 class Cause(StrEnum):
@@ -106,8 +108,8 @@ def classify(end: LaunchEnd) -> Verdict:
     if number:
         name = signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
         return Verdict(cause=Cause.KILLED, fingerprint=name, detail=f"ended by {name}")
-    if end.status in (126, 127):
-        return Verdict(cause=Cause.APPLICATION, fingerprint=f"exit {end.status}", detail="the command could not be started")
+    if end.status in _NOT_STARTED:
+        return Verdict(cause=Cause.APPLICATION, fingerprint=f"exit {end.status}", detail=_NOT_STARTED[end.status])
     if traces:
         return Verdict(cause=Cause.CASCADE, fingerprint=traces[0].fingerprint, detail=str(traces[0]))
     return Verdict(cause=Cause.UNKNOWN, fingerprint=f"exit {end.status}", detail=f"the command ended with {end.status} and said nothing we know")
@@ -124,15 +126,16 @@ def next_action(verdict: Verdict, end: LaunchEnd, past: tuple[PastEnd, ...], *, 
         return NextAction(action="finish", reason=verdict.detail)
     if verdict.cause is Cause.OURS and not verdict.is_retryable:
         return NextAction(action="finish", reason=verdict.detail, exit_code=verdict.exit_code)
-    if verdict.cause is Cause.APPLICATION and end.last_step <= end.start_step:
-        return NextAction(
-            action="finish", reason=f"error in the training code before its first step: {verdict.detail}", exit_code=JobFailed.exit_code
-        )
     if past and past[-1].fingerprint == verdict.fingerprint and past[-1].last_step == end.last_step:
         if verdict.cause is Cause.OURS:
             return NextAction(action="finish", reason=verdict.detail, exit_code=verdict.exit_code)
         return NextAction(
             action="finish", reason=f"the same failure at step {end.last_step} twice without progress: {verdict.detail}", exit_code=JobStuck.exit_code
+        )
+    # After the rule above: restarted from the very step before the failure, the same failure comes before the first step.
+    if verdict.cause is Cause.APPLICATION and end.last_step <= end.start_step:
+        return NextAction(
+            action="finish", reason=f"error in the training code before its first step: {verdict.detail}", exit_code=JobFailed.exit_code
         )
     without_progress = 0
     for earlier in reversed(past):

@@ -116,7 +116,8 @@ def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_ui
     """
 
     def look() -> Opening:
-        run = open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh)
+        # A disk that is mounted a little later than we are started (after a power cut, say) is waited for.
+        run = _patiently(clock, storage_wait_s, lambda: open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh))
         found = catalogs.read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s)
         if known_uid is not None and found.run.run_uid != known_uid and not is_fresh:
             raise StorageUnreachable(path=run_dir, detail=f"it holds run {found.run.run_uid[:8]}, this node knows run {known_uid[:8]} here")
