@@ -87,9 +87,10 @@ def main() -> None:
             time.sleep(STEP_S)
             if FAIL_AT and ckpt.global_step + 1 == FAIL_AT:
                 raise RuntimeError(f"the data is broken at step {FAIL_AT}")
-            ckpt.step(loss=loss)
+            # Before the step is counted: the last one before a stop does not come back from `step`.
             inner = net.module if world > 1 else net
-            steps.write(json.dumps({"step": ckpt.global_step, "digest": digest(inner, optimizer), "loss": loss.item()}) + "\n")
+            steps.write(json.dumps({"step": ckpt.global_step + 1, "digest": digest(inner, optimizer), "loss": loss.item()}) + "\n")
+            ckpt.step(loss=loss)
     (tells / f"done-{rank}").touch()
 
 

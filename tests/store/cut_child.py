@@ -6,10 +6,13 @@ shared memory file before each call to the disk.
 
 from __future__ import annotations
 
-import argparse
+import json
 import mmap
 import os
+import sys
 import time
+import traceback
+from typing import Any
 
 from ridethrough.errors import RideThroughError
 from ridethrough.seam.clock import SystemClock
@@ -65,40 +68,46 @@ class Board:
                 self.enter(phase)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--board", required=True)
-    parser.add_argument("--ack-fd", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--occurrence", type=int, required=True)
-    parser.add_argument("--hold-s", type=float, required=True)
-    parser.add_argument("--drop-syncs", action="store_true")
-    args = parser.parse_args()
+def save_until_cut(ack_fd: int, board_path: str, plan: dict[str, Any]) -> None:
+    """Saves go on until the disk refuses."""
+    board = Board(board_path, target=plan["phase"], occurrence=plan["occurrence"], hold_s=plan["hold_s"])
+    real = DropSyncs(PosixFileSystem()) if plan["drop_syncs"] else PosixFileSystem()
+    recorder = RecordingFileSystem(real, before=board.before)
+    store = SimpleStore(fs=recorder, run_dir=plan["run_dir"], seed=plan["seed"], part_bytes=PART_BYTES, clock=SystemClock())
+    step = store.resume()
 
-    board = Board(args.board, target=args.target, occurrence=args.occurrence, hold_s=args.hold_s)
-    real = DropSyncs(PosixFileSystem()) if args.drop_syncs else PosixFileSystem()
-    store = SimpleStore(
-        fs=RecordingFileSystem(real, before=board.before), run_dir=args.run_dir, seed=args.seed, part_bytes=PART_BYTES, clock=SystemClock()
-    )
-    try:
-        step = store.resume()
+    def on_stage(stage: str) -> None:
+        board.stage = stage
+        if stage == "durable":
+            os.write(ack_fd, f"{step}\n".encode())
+        elif stage == "idle":
+            board.enter("idle")
+            time.sleep(_IDLE_S)
 
-        def on_stage(stage: str) -> None:
-            board.stage = stage
-            if stage == "durable":
-                os.write(args.ack_fd, f"{step}\n".encode())
-            elif stage == "idle":
-                board.enter("idle")
-                time.sleep(_IDLE_S)
+    while True:
+        step += 1
+        save_once(store, step, on_stage=on_stage)
 
-        while True:
-            step += 1
-            save_once(store, step, on_stage=on_stage)
-    except (RideThroughError, OSError):
-        raise SystemExit(3) from None  # the power is gone
+
+def main(ack_fd: str, board_path: str) -> None:
+    """For each plan on stdin a forked process that saves; its pid is answered at once, "gone" when it is dead.
+
+    Forked, because starting an interpreter costs more than saving, cutting and checking together.
+    """
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                save_until_cut(int(ack_fd), board_path, json.loads(line))
+            except (RideThroughError, OSError):
+                os._exit(3)  # the power is gone
+            except BaseException:  # noqa: BLE001  a forked process must never go on in this loop
+                traceback.print_exc()
+            os._exit(1)
+        print(pid, flush=True)
+        os.waitpid(pid, 0)
+        print("gone", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import json
 import mmap
 import os
 import random
@@ -80,58 +83,95 @@ def plan_cuts(seed: int, count: int) -> list[Plan]:
     return plans
 
 
+class Trainee:
+    """The other process: one that forks a fresh saver for each cut, a board that it writes, a pipe of acknowledgements."""
+
+    def __init__(self, work: Path) -> None:
+        board = work / "board"
+        board.write_bytes(bytes(BOARD_BYTES))
+        with open(board, "r+b") as file:
+            self.words = memoryview(mmap.mmap(file.fileno(), BOARD_BYTES)).cast("Q")
+        self._acks, writing = os.pipe()
+        os.set_blocking(self._acks, False)
+        argv = [sys.executable, _CHILD, str(writing), str(board)]
+        self._nursery = subprocess.Popen(argv, pass_fds=[writing], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        os.close(writing)
+        self._saver = 0
+
+    def __enter__(self) -> Trainee:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._saver:
+            self.kill()
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.close()
+        self._nursery.wait(timeout=_DEADLINE_S)
+        self._nursery.stdout.close()
+        os.close(self._acks)
+
+    def start(self, plan: dict[str, object]) -> None:
+        """A fresh process saves, with nothing on the board yet."""
+        for place in range(len(self.words)):
+            self.words[place] = 0
+        assert self._nursery.stdin is not None
+        self._nursery.stdin.write(json.dumps(plan) + "\n")
+        self._nursery.stdin.flush()
+        self._saver = int(self._answer())
+
+    def kill(self) -> list[int]:
+        """It is dead; the steps that it had acknowledged."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._saver, signal.SIGKILL)
+        assert self._answer() == "gone"
+        self._saver = 0
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._acks, 1 << 16):
+                data += chunk
+        return [int(line) for line in data.split()]
+
+    def _answer(self) -> str:
+        assert self._nursery.stdout is not None
+        return self._nursery.stdout.readline().strip()
+
+
 def run_cuts(disk: LoopDisk, work: Path, *, seed: int, count: int, drop_syncs: bool = False) -> Report:
     """`count` cuts, each followed by power's return and a check of everything on the disk."""
     report = Report(seed=seed)
     began_s = time.monotonic()
-    board_path = work / "board"
-    board_path.write_bytes(bytes(BOARD_BYTES))
-    with open(board_path, "r+b") as file:
-        words = memoryview(mmap.mmap(file.fileno(), BOARD_BYTES)).cast("Q")
     expected: set[int] = set()
     cuts_a_run = 1 if drop_syncs else CUTS_A_RUN
-    for n, plan in enumerate(plan_cuts(seed, count)):
-        run_dir = os.path.join(disk.path, f"run-{n // cuts_a_run:03d}")
-        if n % cuts_a_run == 0:
-            expected = set()
-        acked = _cut_once(disk, run_dir, words, board_path, report, plan, drop_syncs=drop_syncs)
-        report.acknowledged += len(acked)
-        expected |= set(acked)
-        where = f"cut {n} (seed {seed}) in {plan.phase} no. {plan.occurrence}, flag {plan.flag}, hold {plan.hold_s}"
-        found = _check(run_dir, seed, expected, where, report)
-        expected |= found
+    with Trainee(work) as trainee:
+        for n, plan in enumerate(plan_cuts(seed, count)):
+            run_dir = os.path.join(disk.path, f"run-{n // cuts_a_run:03d}")
+            if n % cuts_a_run == 0:
+                expected = set()
+            trainee.start({**dataclasses.asdict(plan), "run_dir": run_dir, "seed": seed, "drop_syncs": drop_syncs})
+            acked = _cut(disk, trainee, plan, report)
+            report.acknowledged += len(acked)
+            expected |= set(acked)
+            where = f"cut {n} (seed {seed}) in {plan.phase} no. {plan.occurrence}, flag {plan.flag}, hold {plan.hold_s}"
+            expected |= _check(run_dir, seed, expected, where, report)
     report.used_s = time.monotonic() - began_s
     return report
 
 
-def _cut_once(disk: LoopDisk, run_dir: str, words: memoryview, board_path: Path, report: Report, plan: Plan, *, drop_syncs: bool) -> list[int]:
-    for place in range(BOARD_BYTES // 8):
-        words[place] = 0
-    reading, writing = os.pipe()
-    argv = [
-        sys.executable, _CHILD, "--run-dir", run_dir, "--board", str(board_path), "--ack-fd", str(writing), "--seed", str(report.seed),
-        "--target", plan.phase, "--occurrence", str(plan.occurrence), "--hold-s", str(plan.hold_s), *(["--drop-syncs"] if drop_syncs else []),
-    ]  # fmt: skip
+def _cut(disk: LoopDisk, trainee: Trainee, plan: Plan, report: Report) -> list[int]:
+    words = trainee.words
     target = COUNTS + PHASES.index(plan.phase)
-    with subprocess.Popen(argv, pass_fds=[writing], stdin=subprocess.DEVNULL) as child:
-        os.close(writing)
-        try:
-            deadline_s = time.monotonic() + _DEADLINE_S
-            # The first look at the board would otherwise take a core from the child for its whole start.
-            while not words[CURRENT] and child.poll() is None and time.monotonic() < deadline_s:
-                time.sleep(0.002)
-            spins = 0
-            while words[target] < plan.occurrence:
-                spins += 1
-                if spins % 20_000 == 0 and (child.poll() is not None or time.monotonic() > deadline_s):
-                    raise AssertionError(f"{plan} was never reached (child: {child.poll()})")
-            phase = PHASES[words[CURRENT]]
-            disk.cut(plan.flag)
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait(timeout=_DEADLINE_S)
-    with open(reading, "rb") as pipe:
-        acked = [int(line) for line in pipe.read().split()]
+    deadline_s = time.monotonic() + _DEADLINE_S
+    spins = 0
+    try:
+        while words[target] < plan.occurrence:
+            spins += 1
+            if spins % 20_000 == 0 and time.monotonic() > deadline_s:
+                raise AssertionError(f"{plan} was never reached")
+        phase = PHASES[words[CURRENT]]
+        disk.cut(plan.flag)
+    finally:
+        acked = trainee.kill()
     disk.remount()
     report.cuts += 1
     report.phases[phase] += 1

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -300,3 +301,21 @@ def shown_command(argv: Sequence[str]) -> str:
 def shown_tail(lines: Sequence[str]) -> str:
     """The last lines of some output on one line, without secrets."""
     return redact_text(" | ".join(line.strip() for line in lines if line.strip()))
+
+
+def run_abandoning(argv: Sequence[str], *, timeout_s: float) -> tuple[int, str] | None:
+    """Exit code and output of a helper that reads storage; None if it did not end in time.
+
+    A process stuck in a dead mount cannot be killed and waiting for it would hang us too: it is
+    left to the kernel.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.returncode = -signal.SIGKILL  # it is not ours to wait for any more
+            return None
+        output.seek(0)
+        return code, output.read().decode("utf-8", "replace")

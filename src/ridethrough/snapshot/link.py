@@ -43,8 +43,8 @@ def slot_name(launch: int, rank: int, index: int) -> str:
 class KeeperLink:
     """A connection to the keeper. One per thread."""
 
-    def __init__(self, socket_path: str, *, role: str, **facts: Any) -> None:
-        self._connection: socket.socket = net.connect(socket_path, timeout_s=_ANSWER_S)
+    def __init__(self, socket_path: str, *, role: str, timeout_s: float = _ANSWER_S, **facts: Any) -> None:
+        self._connection: socket.socket = net.connect(socket_path, timeout_s=timeout_s)
         self.path = socket_path
         self.hello = self.request("hello", role=role, pid=os.getpid(), **facts)
 

@@ -372,7 +372,14 @@ class Persister:
         before = self._answer.durable
         self._answer.save_s = now_s - began_s
         self._answer.bytes_written += size
-        self._answer.durable = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "dir_name": dir_name, "at_s": now_s}
+        self._answer.durable = {
+            "launch": self._answer.launch,
+            "step": step,
+            "save_id": first.save_id,
+            "dir_name": dir_name,
+            "at_s": now_s,
+            "captured_s": began_s,
+        }
         self._answer.failures_in_a_row = 0
         self._phase(step, "verifying")
         self._note("checkpoint.durable", step=step, save_id=first.save_id, dir_name=dir_name, size_bytes=size, save_s=round(now_s - began_s, 4))

@@ -32,12 +32,14 @@ STAGES = ("commit", "durable", "manifest", "verify", "retention", "idle")
 """What `save_once` says to its `on_stage`, in order. From "durable" on the save may be called saved."""
 
 _QUARANTINE_SAVES = 2
+_BLOCK_BYTES = (1 << 20) + 7
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
 
 def random_bytes(seed: int, name: str, size_bytes: int) -> bytes:
-    """The same bytes for the same arguments, on every machine."""
-    return hashlib.shake_128(f"{seed}\0{name}".encode()).digest(size_bytes)
+    """The same bytes for the same arguments, on every machine; beyond a mebibyte they repeat at an odd distance."""
+    block = hashlib.shake_128(f"{seed}\0{name}".encode()).digest(min(size_bytes, _BLOCK_BYTES))
+    return (block * -(-size_bytes // _BLOCK_BYTES))[:size_bytes]
 
 
 def simple_payload(seed: int, step: int, part_name: str, *, size_bytes: int) -> bytes:
