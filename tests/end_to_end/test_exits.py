@@ -6,10 +6,10 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Maker
 from job import Job, is_gone, wait_for
 
 from ridethrough.seam.fs import PosixFileSystem
@@ -17,6 +17,7 @@ from ridethrough.store.catalog import read_run
 from ridethrough.store.start import remember_run
 from ridethrough.testing import flip_bit
 
+Maker = Callable[..., Job]
 Digests = dict[int, dict[int, str]]
 PYTHON = sys.executable
 
@@ -45,17 +46,32 @@ def test_finished_run_that_is_started_again_goes_on(copied: Job) -> None:
     assert copied.restored() == [30]
 
 
-def test_run_without_any_intact_seal_ends_with_12(copied: Job) -> None:
-    for seal in Path(copied.run_dir).glob("step-*/*.seal"):
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Iterator[tuple[Job, int]]:
+    """A run of which every seal is damaged, and the exit code of a start on it."""
+    job = Job(tmp_path_factory.mktemp("refused"))
+    shutil.copytree(trained, job.run_dir)
+    for seal in Path(job.run_dir).glob("step-*/*.seal"):
         flip_bit(str(seal), 100)
-    assert copied.run() == 12, copied.shown
+    try:
+        yield job, job.run()
+    finally:
+        job.close()
 
 
-def test_refused_start_makes_no_step(copied: Job) -> None:
-    for seal in Path(copied.run_dir).glob("step-*/*.seal"):
-        flip_bit(str(seal), 100)
-    copied.run()
-    assert copied.steps() == []
+def test_run_without_any_intact_seal_ends_with_12(refused: tuple[Job, int]) -> None:
+    assert refused[1] == 12, refused[0].shown
+
+
+def test_refused_start_makes_no_step(refused: tuple[Job, int]) -> None:
+    assert refused[0].steps() == []
+
+
+def test_refused_start_removes_nothing(refused: tuple[Job, int], trained: Path) -> None:
+    def names(root: Path) -> set[str]:
+        return {str(p.relative_to(root)) for p in root.glob("step-*/*")}
+
+    assert names(Path(refused[0].run_dir)) == names(trained)
 
 
 def test_fresh_starts_at_step_0_where_checkpoints_exist(copied: Job) -> None:
@@ -121,7 +137,7 @@ def test_process_that_a_dead_keeper_left_behind_is_ended_by_the_next_start(make_
     """A process of ours that never met the checkpointer does not die with the keeper: it is fenced by its environment."""
     job = make_job()
     tells = job.tells / "orphan"
-    code = f"import subprocess, pathlib, time; p = subprocess.Popen(['sleep', '300'], start_new_session=True); pathlib.Path({str(tells)!r}).write_text(str(p.pid)); time.sleep(300)"
+    code = f"import subprocess, pathlib, time; p = subprocess.Popen(['sleep', '300']); pathlib.Path({str(tells)!r}).write_text(str(p.pid)); time.sleep(300)"
     first = job.start("--run", job.run_dir, command=[PYTHON, "-c", code])
     orphan = int(wait_for("the orphan's pid", lambda: tells.exists() and tells.read_text()))
     job.socket()

@@ -168,13 +168,17 @@ def test_killed_writer_leaves_a_whole_snapshot_or_none(memory: int, reader: Slot
 
 def test_writer_killed_in_mid_write_leaves_no_snapshot(memory: int, writer: Slot, reader: Slot) -> None:
     post(writer, 1)
-    code = f"import os,signal; from ridethrough.snapshot.slots import Slot; s = Slot({memory}); assert s.begin(); os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        f"import os,signal; from ridethrough.snapshot.slots import Slot; s = Slot({memory}); assert s.begin(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert subprocess.run([sys.executable, "-c", code], pass_fds=[memory], check=False).returncode == -signal.SIGKILL
     assert reader.posted_step() is None
 
 
 def test_lock_of_a_killed_writer_is_gone(memory: int, writer: Slot) -> None:
-    code = f"import os,signal; from ridethrough.snapshot.slots import Slot; s = Slot({memory}); assert s.begin(); os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        f"import os,signal; from ridethrough.snapshot.slots import Slot; s = Slot({memory}); assert s.begin(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
     subprocess.run([sys.executable, "-c", code], pass_fds=[memory], check=False)
     assert writer.begin()
 

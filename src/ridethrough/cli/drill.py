@@ -41,6 +41,7 @@ _COLUMNS = (
 @click.option("--sabotage", type=click.Choice([c.value for c in StateClass]), help="Break one class of state on purpose: the drill must notice.")
 @click.option("--seed", type=int, default=None, help="Instants of the cuts within a step; printed, random if not given.")
 @click.option("--history", "history_dir", default="runs/drill", show_default=True, metavar="DIR", help="Directory whose journal keeps every drill.")
+@click.option("--output", "output_path", metavar="FILE", help="Also write the JSON document to this file.")
 @output.json_option
 @output.verbosity_option
 def command(
@@ -50,6 +51,7 @@ def command(
     sabotage: str | None,
     seed: int | None,
     history_dir: str,
+    output_path: str | None,
     is_json: bool,
 ) -> None:
     """Cut the power of a small training job and measure what is lost.
@@ -74,10 +76,17 @@ def command(
     if why is not None:
         output.note(f"processes only, the disk keeps its cache: {why}")
     began_s = clock.monotonic_s()
-    report = conduct.conduct(wanted, sabotage=sabotage, seed=chosen, say=lambda text: output.note(f"{clock.monotonic_s() - began_s:6.1f} s  {text}"))
+
+    def say(text: str) -> None:
+        output.note(f"{clock.monotonic_s() - began_s:6.1f} s  {text}")
+
+    report = conduct.conduct(wanted, reference=conduct.train_reference(say), sabotage=sabotage, seed=chosen, say=say)
     missed = _missed(report, limit_s, target_rpo_steps)
     found = {**report.as_dict(), "targets": {"rto_s": limit_s, "rpo_steps": target_rpo_steps}, "missed": missed}
     _keep_history(history_dir, found)
+    if output_path is not None:
+        with open(output_path, "w", encoding="utf-8") as file:
+            file.write(output.document("ridethrough.drill", found, now_at=clock.now_at()))
     if is_json:
         output.emit("ridethrough.drill", found, now_at=clock.now_at())
     else:

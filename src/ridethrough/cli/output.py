@@ -54,7 +54,7 @@ from ridethrough.cli.options import help_end, json_option, verbosity_option
 from ridethrough.cli.text import UNKNOWN, age_s, count, human_age, human_bytes, listed, quote, quote_word, ranges, rfc3339, safe
 
 __all__ = [
-    "UNKNOWN", "Cell", "Column", "Styled", "age_s", "as_dict", "count", "emit", "emit_line", "end", "fail", "fields", "help_end",
+    "UNKNOWN", "Cell", "Column", "Styled", "age_s", "as_dict", "count", "document", "emit", "emit_line", "end", "fail", "fields", "help_end",
     "human_age", "human_bytes", "json_option", "line", "listed", "note", "progress", "quote", "quote_word", "ranges", "rfc3339", "safe", "table",
     "verbosity_option",
 ]  # fmt: skip
@@ -89,8 +89,13 @@ class Column:
 
 def emit(name: str, payload: Mapping[str, Any], *, now_at: datetime.datetime, version: int = 1) -> None:
     """The JSON document of a verb is on stdout."""
+    sys.stdout.write(document(name, payload, now_at=now_at, version=version))
+
+
+def document(name: str, payload: Mapping[str, Any], *, now_at: datetime.datetime, version: int = 1) -> str:
+    """The JSON document of a verb in its envelope."""
     envelope = {"schema": {"name": name, "version": version}, "generated_at": rfc3339(now_at), **payload}
-    sys.stdout.write(json.dumps(envelope, indent=2, allow_nan=False) + "\n")
+    return json.dumps(envelope, indent=2, allow_nan=False) + "\n"
 
 
 def emit_line(kind: str, payload: Mapping[str, Any], *, now_at: datetime.datetime) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridethrough.drill.compare import Difference, compare
+from ridethrough.drill.compare import Difference, TraceLine, compare
 from ridethrough.drill.measure import CutResult, measure
 from ridethrough.drill.node import Node, free_port, make_node
 from ridethrough.drill.scenario import SAVE_INTERVAL_STEPS, STEPS, Cut, CutKind, Scenario
@@ -66,11 +66,27 @@ class DrillReport:
         }
 
 
-def conduct(scenario: Scenario, *, sabotage: str | None, seed: int, say: Say) -> DrillReport:
+def train_reference(say: Say) -> tuple[TraceLine, ...]:
+    """The trace of the run that nothing ever happened to.
+
+    Raises:
+        DrillFailed: Not even that went through.
+    """
+    with tempfile.TemporaryDirectory(prefix="ridethrough-drill-") as outside:
+        watch = Watch(Path(outside), RANKS)
+        say(f"uninterrupted run: {STEPS} steps, {RANKS} ranks")
+        _, _, failures = _run(watch, (), sabotage=None, rng=random.Random(0), say=say)  # noqa: S311
+        if failures:
+            raise DrillFailed(detail=f"the uninterrupted run failed: {failures[0]}")
+        return tuple(watch.lines)
+
+
+def conduct(scenario: Scenario, *, reference: tuple[TraceLine, ...], sabotage: str | None, seed: int, say: Say) -> DrillReport:
     """The drill has been run and everything it made is taken down again.
 
     Args:
         scenario: What to cut.
+        reference: What every step must look like.
         sabotage: A class of state to break after each resume.
         seed: Of the instants within a step.
         say: Told of each stage, for a person who waits.
@@ -81,17 +97,10 @@ def conduct(scenario: Scenario, *, sabotage: str | None, seed: int, say: Say) ->
     began_s = time.monotonic()
     rng = random.Random(seed)  # noqa: S311  instants of cuts
     with tempfile.TemporaryDirectory(prefix="ridethrough-drill-") as outside:
-        reference = Watch(Path(outside, "reference"), RANKS)
-        drilled = Watch(Path(outside, "drilled"), RANKS)
-        for watch in (reference, drilled):
-            watch.directory.mkdir()
-        say(f"uninterrupted run: {STEPS} steps, {RANKS} ranks")
-        realism, _, failures = _run(reference, (), sabotage=None, rng=rng, say=say)
-        if failures:
-            raise DrillFailed(detail=f"the uninterrupted run failed: {failures[0]}")
+        watch = Watch(Path(outside), RANKS)
         say(f"run with power cuts: {scenario.summary}")
-        realism, cuts, failed = _run(drilled, scenario.cuts, sabotage=sabotage, rng=rng, say=say)
-        difference, gaps = compare(reference.lines, drilled.lines, steps=STEPS, ranks=RANKS)
+        realism, cuts, failed = _run(watch, scenario.cuts, sabotage=sabotage, rng=rng, say=say)
+    difference, gaps = compare(reference, watch.lines, steps=STEPS, ranks=RANKS)
     return DrillReport(
         scenario=scenario.name,
         realism=realism,
@@ -102,7 +111,7 @@ def conduct(scenario: Scenario, *, sabotage: str | None, seed: int, say: Say) ->
         difference=difference,
         # A sabotaged run may well lack steps; what it must show is the difference.
         invariant_failures=tuple([*failed, *(() if sabotage else gaps)]),
-        compared_lines=len(drilled.lines),
+        compared_lines=len(watch.lines),
         wall_s=time.monotonic() - began_s,
     )
 

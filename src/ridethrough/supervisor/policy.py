@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ridethrough.errors import JobFailed, JobStuck
-from ridethrough.supervisor.evidence import find_signal, find_syntax_error, find_traces
+from ridethrough.supervisor.evidence import find_exit_code, find_signal, find_syntax_error, find_traces
 
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Before restart n without progress in between: the first at once, for most faults are gone with their process."""
@@ -108,11 +108,13 @@ def classify(end: LaunchEnd) -> Verdict:
     if number:
         name = signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
         return Verdict(cause=Cause.KILLED, fingerprint=name, detail=f"ended by {name}")
-    if end.status in _NOT_STARTED:
-        return Verdict(cause=Cause.APPLICATION, fingerprint=f"exit {end.status}", detail=_NOT_STARTED[end.status])
-    if traces:
-        return Verdict(cause=Cause.CASCADE, fingerprint=traces[0].fingerprint, detail=str(traces[0]))
-    return Verdict(cause=Cause.UNKNOWN, fingerprint=f"exit {end.status}", detail=f"the command ended with {end.status} and said nothing we know")
+    code = find_exit_code(end.output) or end.status
+    if code in _NOT_STARTED:
+        return Verdict(cause=Cause.APPLICATION, fingerprint=f"exit {code}", detail=_NOT_STARTED[code])
+    symptoms = [trace for trace in traces if not trace.is_report]
+    if symptoms:
+        return Verdict(cause=Cause.CASCADE, fingerprint=symptoms[0].fingerprint, detail=str(symptoms[0]))
+    return Verdict(cause=Cause.UNKNOWN, fingerprint=f"exit {code}", detail=f"the command ended with {code} and said nothing we know")
 
 
 def next_action(verdict: Verdict, end: LaunchEnd, past: tuple[PastEnd, ...], *, durable_step: int) -> NextAction:

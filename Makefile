@@ -1,0 +1,57 @@
+# Every target sets up what it needs. `make help` lists them.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system demo test lint bench crash docs wheelhouse clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes through constraints.txt, so that a development install never fetches another build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	@touch $(READY)
+
+system: ## install the system programs of the drills (apt, as root), or name what is missing
+	@sh tools/system_packages.sh
+
+setup: system $(READY) ## create the virtual environment and install everything into it
+
+demo: setup ## cut the power of a small training job, show RTO, RPO and whether it is identical
+	@mkdir -p build
+	$(BIN)/ridethrough drill power-cut --target-rto 180s --target-rpo-steps 20 --history build/drills --output build/drill.json
+	@$(BIN)/python bench/figures.py demo build/drill.json
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style, types, layers, licences
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_licences.py
+
+bench: setup ## what a snapshot and a durable save cost, as ratios to a plain copy and a plain write
+	@mkdir -p build
+	$(BIN)/python bench/save_path.py
+
+crash: setup ## cut the save path at every phase on a real file system
+	@mkdir -p build
+	RIDETHROUGH_FIGURES=build $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
+
+docs: $(READY) ## regenerate the generated pages and check every link
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+wheelhouse: $(READY) ## wheels of the package and its core dependencies, for clusters without a network
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir build/wheelhouse .
+	@ls build/wheelhouse
+
+clean: ## remove what the targets made
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,53 @@
+"""Writes `build/TARGET.json` in the one shape that all measuring targets share.
+
+``{"commit", "machine", "at", "rows": [{"name", "value", "unit", "floor" or "peer", "ratio", "target", "met"}]}``.
+A row that could not be measured is there with its reason.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def write(target: str, rows: list[dict[str, Any]], **more: Any) -> Path:
+    """The figures are in build/TARGET.json."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip() or None
+    document = {
+        "commit": commit,
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "at": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+        **more,
+    }
+    path = Path("build", f"{target}.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def demo(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a drill's report."""
+    rows = []
+    for number, cut in enumerate(report["cuts"], start=1):
+        name = f"{number} {cut['kind']}"
+        rto, rpo = report["targets"]["rto_s"], report["targets"]["rpo_steps"]
+        rows.append({"name": f"{name}: RTO", "value": cut["rto_s"], "unit": "s", "target": rto, "met": rto is None or cut["rto_s"] <= rto})
+        rows.append(
+            {"name": f"{name}: RPO", "value": cut["rpo_steps"], "unit": "steps", "target": rpo, "met": rpo is None or cut["rpo_steps"] <= rpo}
+        )
+    rows.append(
+        {"name": "identical to the uninterrupted run", "value": report["identical"], "unit": "yes/no", "target": True, "met": report["identical"]}
+    )
+    return rows
+
+
+if __name__ == "__main__":
+    drilled = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    print(f"figures: {write(sys.argv[1], demo(drilled), drill=drilled)}")

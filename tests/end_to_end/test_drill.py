@@ -1,0 +1,66 @@
+"""The drill itself: power really cut, and every sabotage noticed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ridethrough.drill import conduct
+from ridethrough.drill.compare import CLASSES, TraceLine
+from ridethrough.drill.scenario import SCENARIOS, find
+from ridethrough.errors import UsageError
+
+pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[TraceLine, ...]:
+    return conduct.train_reference(print)
+
+
+def leftovers() -> list[str]:
+    loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
+    spaces = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in loops if "ridethrough-drill" in line] + [line for line in spaces if line.startswith("rt-")]
+
+
+def test_a_run_cut_in_mid_step_in_mid_save_and_twice_in_a_row_is_the_run_never_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ridethrough", "drill", "--json", "--history", str(tmp_path / "history"), "--target-rto", "180s"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    schema = json.loads(resources.files("ridethrough.cli").joinpath("schemas", "drill.json").read_text(encoding="utf-8"))
+    jsonschema.validate(report, schema)
+    assert report["realism"] == "netns+fs-shutdown"
+    assert report["identical"] is True
+    assert report["first_difference"] is None
+    assert report["invariant_failures"] == []
+    assert [cut["kind"] for cut in report["cuts"]] == ["mid-step", "mid-save", "mid-step", "before-first-save"]
+    assert report["cuts"][3]["restored_step"] == report["cuts"][2]["restored_step"]
+    assert report["compared_lines"] >= report["ranks"] * report["steps"]
+    for cut in report["cuts"]:
+        assert sum(cut["rto_phases_s"].values()) == pytest.approx(cut["rto_s"], abs=0.01)
+    history = next((tmp_path / "history" / "journal").iterdir()).read_text(encoding="utf-8")
+    assert "drill.finished" in history
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_sabotaged_class_of_state_is_named(kind: str, reference: tuple[TraceLine, ...]) -> None:
+    report = conduct.conduct(SCENARIOS["mid-step"], reference=reference, sabotage=kind, seed=7, say=print)
+    assert not report.is_identical
+    assert report.difference is not None
+    assert report.difference.state_class == kind
+    assert report.difference.at_resume
+    assert leftovers() == []
+
+
+def test_an_unknown_scenario_is_refused_with_the_list_of_those_there_are() -> None:
+    with pytest.raises(UsageError, match="mid-save"):
+        find("nonsense")
