@@ -143,7 +143,7 @@ class StorageUnreachable(StorageError):
 
 
 class TierMissing(StorageUnreachable):
-    """run {run_uid} was at {path} before and its marker run.json is gone: disk not mounted?"""
+    """run {run_uid} was at {path} before and its marker run.json is not there: disk not mounted?"""
 
     code = "RT-015"
     exit_code = 13

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ridethrough.errors import KeeperGone
 from ridethrough.seam import process
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot.address import find_socket
@@ -197,10 +199,11 @@ class Job:
                 command.wait(10)
         process.send_signal(self.workers_left(), signal.SIGKILL)
         path = self.socket()
-        if path is not None:  # a library's keeper, which is nobody's child
-            link = KeeperLink(path, role="test")
-            process.send_signal([int(link.request("look")["keeper_pid"])], signal.SIGKILL)
-            link.close()
+        with contextlib.suppress(KeeperGone):  # it has just ended by itself
+            if path is not None:  # a library's keeper, which is nobody's child
+                link = KeeperLink(path, role="test")
+                process.send_signal([int(link.request("look")["keeper_pid"])], signal.SIGKILL)
+                link.close()
 
 
 def is_gone(pid: int) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import stat as stat_module
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,15 +20,20 @@ from typing import Protocol
 
 from ridethrough.errors import StorageDenied, StorageError, StorageUnreachable, StoreFull, StoreReadOnly
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM}
 _UNREACHABLE = {
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
-    errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.ECONNRESET, errno.ENOLINK, errno.ESHUTDOWN,
+    getattr(errno, name, -1)
+    for name in (
+        "EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ENODEV", "ENXIO", "ECONNRESET", "ENOLINK", "ESHUTDOWN",
+    )
 }  # fmt: skip
 # O_DIRECT wants memory, offset and length aligned to the logical block; 4 KiB covers every disk in use.
 _ALIGN = 4096
 _READ_BLOCK_BYTES = 4 << 20
+# Reading works on every system; these two exist on some.
+_O_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_O_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,24 +210,25 @@ class PosixFileSystem:
 
     def read_into(self, path: str, buffer: memoryview, *, offset: int = 0, past_cache: bool = False) -> int:
         with translated(path, "read"):
-            if past_cache and offset % _ALIGN == 0:
+            if past_cache and offset % _ALIGN == 0 and hasattr(os, "O_DIRECT"):
                 got = _read_direct(path, buffer, offset)
                 if got is not None:
                     return got
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if past_cache:
+            # A pipe in a file's place must not hang us: opened without waiting, and refused below.
+            with open(os.open(path, os.O_RDONLY | _O_NONBLOCK | _O_BINARY), "rb", buffering=0) as file:
+                if not stat_module.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "not a regular file", path)
+                if past_cache and hasattr(os, "posix_fadvise"):
                     # No O_DIRECT here (tmpfs, some FUSE): the best there is makes the kernel forget clean pages.
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.seek(offset)
                 done = 0
                 while done < len(buffer):
-                    got = os.preadv(descriptor, [buffer[done : done + _READ_BLOCK_BYTES]], offset + done)
+                    got = file.readinto(buffer[done : done + _READ_BLOCK_BYTES])
                     if not got:
                         break
                     done += got
                 return done
-            finally:
-                os.close(descriptor)
 
     def stat(self, path: str) -> FileStat:
         with translated(path, "stat"):
@@ -264,15 +271,15 @@ class PosixFileSystem:
                 os.close(descriptor)
 
     def usage(self, path: str) -> Usage:
-        with translated(path, "statvfs"):
-            found = os.statvfs(path)
-        return Usage(total_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize)
+        with translated(path, "usage"):
+            found = shutil.disk_usage(path)
+        return Usage(total_bytes=found.total, free_bytes=found.free)
 
 
 def _read_direct(path: str, buffer: memoryview, offset: int) -> int | None:
     """Fill the buffer with O_DIRECT; None where the file system cannot."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT | _O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return None

@@ -341,13 +341,18 @@ def progress_evidence(fs: FileSystem, run_dir: str, catalog: Catalog) -> str | N
         journals = []
     durable = journal.read(fs, journals).of("checkpoint.durable")
     if durable:
-        return f"step {max(int(event.data.get('step', 0)) for event in durable)} was once durable"
+        return f"step {max(_step_of(event) for event in durable)} was once durable"
     if any(parent is not None for _, parent in catalog.attempts):
         return "an earlier attempt resumed from a checkpoint that is gone"
     for checkpoint in catalog.checkpoints:
         if checkpoint.problems or checkpoint.is_complete:
             return f"{checkpoint.dir_name} is sealed but cannot be used"
     return None
+
+
+def _step_of(event: journal.Event) -> int:
+    step = event.data.get("step")
+    return step if isinstance(step, int) else 0
 
 
 def read_patiently(fs: FileSystem, clock: Clock, run_dir: str, *, storage_wait_s: float) -> Catalog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from ridethrough.errors import Fenced, StoreMissing, TierMissing, TwoHeads
+from ridethrough.errors import Damaged, Fenced, StoreMissing, TierMissing, TwoHeads
 from ridethrough.format import layout, record
 from ridethrough.format.attempt import Attempt, Roster, Run
 from ridethrough.seam.clock import Clock
@@ -45,8 +45,8 @@ def remembered_run(fs: FileSystem, state_dir: str, run_dir: str) -> str | None:
     """The run uid that this node has seen at `run_dir`, None if none."""
     try:
         fields = record.decode("node-run", fs.read(_memory_path(state_dir, run_dir), max_bytes=record.MAX_BYTES), path=state_dir)
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, Damaged):
+        return None  # damaged, it can say nothing; the next start writes it anew
     return str(fields["run_uid"])
 
 

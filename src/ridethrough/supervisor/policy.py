@@ -13,7 +13,11 @@ from ridethrough.supervisor.evidence import find_exit_code, find_signal, find_sy
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Before restart n without progress in between: the first at once, for most faults are gone with their process."""
 _RESTARTS_WITHOUT_PROGRESS = 10
-_NOT_STARTED = {2: "the command does not accept its arguments", 126: "the command cannot be executed", 127: "there is no such command"}
+_NOT_STARTED = {
+    2: "the command does not accept its arguments or finds no script",
+    126: "the command cannot be executed",
+    127: "there is no such command",
+}
 """Exit codes of shells and argument parsers; by convention nothing was done."""
 
 

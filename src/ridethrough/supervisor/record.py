@@ -58,22 +58,23 @@ class Pen:
     def note(self, kind: str, **data: Any) -> bool:
         """The event is on stderr and, if True is returned, in the journal."""
         echo(kind, data)
-        written = threading.Event()
+        done = threading.Event()
         try:
-            self._queue.put_nowait((kind, data, written))
+            self._queue.put_nowait((kind, data, done))
         except queue.Full:
             self.refusal = "the journal has not taken an event for a long time"
             return False
-        return written.wait(_WAIT_S) if self.is_open else False
+        return self.is_open and done.wait(_WAIT_S) and self.refusal is None
 
     def _write(self) -> None:
         self._is_open.wait()
         assert self._journal is not None
         while True:
-            kind, data, written = self._queue.get()
+            kind, data, done = self._queue.get()
             try:
                 self._journal.append(kind, **data)
                 self.refusal = None
-                written.set()
             except (RideThroughError, OSError) as error:
                 self.refusal = str(error)
+            finally:
+                done.set()  # a refusal is an answer too: nobody need wait for it

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable
@@ -17,7 +18,17 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ridethrough.errors import Damaged, NothingRestorable, RideThroughError, StateMismatch, StorageUnreachable, UsageError
+from ridethrough.errors import (
+    Damaged,
+    ForeignRecord,
+    NothingRestorable,
+    RideThroughError,
+    StateMismatch,
+    StorageUnreachable,
+    TierMissing,
+    TwoHeads,
+    UsageError,
+)
 from ridethrough.format import layout
 from ridethrough.format.attempt import Attempt, Roster, RosterPart, Run
 from ridethrough.seam.clock import Clock
@@ -116,14 +127,19 @@ def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_ui
     """
 
     def look() -> Opening:
-        # A disk that is mounted a little later than we are started (after a power cut, say) is waited for.
-        run = _patiently(clock, storage_wait_s, lambda: open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh))
+        with contextlib.suppress(Damaged, ForeignRecord):  # the catalog then knows the run by its seals, or raises the same
+            # A disk that is mounted a little later than we are started (after a power cut, say) is waited for.
+            _patiently(clock, storage_wait_s, lambda: open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh))
         found = catalogs.read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s)
         if known_uid is not None and found.run.run_uid != known_uid and not is_fresh:
-            raise StorageUnreachable(path=run_dir, detail=f"it holds run {found.run.run_uid[:8]}, this node knows run {known_uid[:8]} here")
+            raise TierMissing(path=run_dir, run_uid=known_uid)
+        try:
+            chosen = () if is_fresh else catalogs.candidates(found)
+        except TwoHeads as error:
+            raise TwoHeads(**{**error.fields, "path": run_dir}) from error
         return Opening(
-            run=found.run if found.run.run_uid else run,
-            candidates=() if is_fresh else catalogs.candidates(found),
+            run=found.run,
+            candidates=chosen,
             next_seq=found.next_seq,
             evidence=None if is_fresh else catalogs.progress_evidence(fs, run_dir, found),
         )

@@ -25,21 +25,20 @@ def launch_from_environment() -> int | None:
 def attach(clock: Clock, run_dir: str, *, rank: int) -> KeeperLink:
     """A link to the keeper that owns the run on this node.
 
-    Under `ridethrough run` that is the command's own keeper, and this process dies with its
-    launcher from now on: the kernel sees to it, even if the process is stopped. Otherwise a
-    keeper is found or started; it outlives this process to save what it leaves in memory.
+    Under `ridethrough run` that is the command's own keeper, which does not own the run before
+    `claim`, and this process dies with its launcher from now on: the kernel sees to it, even if
+    the process is stopped. Otherwise a keeper is found or started; it outlives this process to
+    save what it leaves in memory.
 
     Raises:
-        StoreLocked: Another command owns the run.
+        StoreLocked: A `ridethrough run` owns the run, and this process is not part of it.
         KeeperGone: No keeper could be reached or started.
     """
     process.require_linux("ridethrough.Checkpointer")
     socket_path = os.environ.get(SOCKET_VARIABLE)
     if socket_path:
         process.die_with_parent()
-        link = KeeperLink(socket_path, role="trainer", rank=rank)
-        link.request("claim", run_dir=run_dir, lock_path=lock_path(run_dir))
-        return link
+        return KeeperLink(socket_path, role="trainer", rank=rank)
     lock = process.FileLock(lock_path(run_dir) + ".start")
     deadline_s = clock.monotonic_s() + _START_S
     is_started = False
@@ -59,6 +58,15 @@ def attach(clock: Clock, run_dir: str, *, rank: int) -> KeeperLink:
     finally:
         lock.release()
     raise KeeperGone(detail=f"none answered within {_START_S:.0f} s, see {log_path(run_dir)}")
+
+
+def claim(link: KeeperLink, run_dir: str) -> None:
+    """The keeper owns the run on this node; trainers that a dead keeper has left are gone.
+
+    Raises:
+        StoreLocked: Another command owns the run, or this keeper another run.
+    """
+    link.request("claim", run_dir=run_dir, lock_path=lock_path(run_dir))
 
 
 def _try_lock(lock: process.FileLock, run_dir: str) -> bool:

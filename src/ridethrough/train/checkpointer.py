@@ -27,10 +27,12 @@ from ridethrough.snapshot.ranks import RankPhase
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import remember_run, remembered_run
 from ridethrough.train import agreement, data, provenance, rng, state
-from ridethrough.train.attach import attach, launch_from_environment, watch
+from ridethrough.train.attach import attach, claim, launch_from_environment, watch
 from ridethrough.types import StateClass
 
 _STOP_WAIT_S = 10.0
+_STOP_SETTLE_S = 5.0
+"""Longer than the supervisor needs from reading our board to publishing what follows, its record (2 s at most) included."""
 _POLL_S = 0.002
 _DURATIONS = 256
 _ADAM_STATES = 2
@@ -174,6 +176,8 @@ class Checkpointer:
         if launch is not None:
             self._open_board(launch)
         with self._reporting():
+            if launch is not None:
+                group.together(lambda: claim(self._link, self.run_dir))
             times["attached"] = self._clock.monotonic_s()
             self._say(phase=RankPhase.AGREEING, times_s=times)
             state_dir = process.state_dir()
@@ -474,13 +478,16 @@ class Checkpointer:
             self._say(stop_seen=int(stop["id"]), stop_was_late=self._step > int(stop["step"]), step=self._step)
         if self._step != int(stop["step"]):
             return False
-        deadline_s = self._clock.monotonic_s() + _STOP_WAIT_S
-        while self._clock.monotonic_s() < deadline_s:
+        began_s = self._clock.monotonic_s()
+        while (waited_s := self._clock.monotonic_s() - began_s) < _STOP_WAIT_S + _STOP_SETTLE_S:
             now = self._read_control().get("stop") or {}
             if now.get("id") != stop["id"] or now.get("state") == "signalled":
                 return False
             if now.get("state") == "committed":
                 return True
+            if waited_s > _STOP_WAIT_S and not self._says["stop_was_late"]:
+                # We go on, so the others must not stop here; only a decision made before this word was read still counts.
+                self._say(stop_was_late=True)
             self._clock.sleep(_POLL_S)
         return False
 
