@@ -176,7 +176,15 @@ class Journal:
             data=_finite(redact(data)),
         )
         # Every time: a full disk may have torn our own last record, or another process's.
-        self._fs.append(self.path, self._repair_tail() + encode_event(event))
+        line = self._repair_tail() + encode_event(event)
+        try:
+            self._fs.append(self.path, line)
+        except FileNotFoundError:
+            # Somebody has removed the directory; the run goes on, and so does its record.
+            directory = os.path.dirname(self.path)
+            self._fs.make_dir(directory)
+            self._fs.sync_dir(os.path.dirname(directory))  # or a cut takes the new journal with it
+            self._fs.append(self.path, line)
         self._seq += 1
         return event
 

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
+from fake_link import FakeLink
 from ridethrough.format import tree
-from ridethrough.seam import process
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as links
-from ridethrough.snapshot.board import Board
 from ridethrough.snapshot.persist import Persister
+from ridethrough.snapshot.plan import Plan
 from ridethrough.snapshot.slots import PAGE, Slot, aligned
+from ridethrough.store.retain import Retention
 from ridethrough.testing import FakeClock, SimpleStore
 
 SLOTS = 3
 LAUNCH = 1
-
-
-class FakeLink:
-    """Keeps the promise of `KeeperLink` without a keeper."""
-
-    path = "no keeper"
-
-    def __init__(self) -> None:
-        self._memory: dict[str, tuple[int, int]] = {}
-
-    def names(self) -> dict[str, int]:
-        return {name: size for name, (_, size) in self._memory.items()}
-
-    def descriptor(self, op: str, *, name: str, size_bytes: int = 0) -> int:
-        assert op == "memory"
-        if name not in self._memory:
-            self._memory[name] = (process.memory_file("test", size_bytes), size_bytes)
-        return os.dup(self._memory[name][0])
-
-    def board(self, name: str, size_bytes: int = links.BOARD_BYTES) -> Board:
-        return Board(self.descriptor("memory", name=name, size_bytes=size_bytes))
-
-    def slot(self, name: str, size_bytes: int = 0) -> Slot:
-        return Slot(self.descriptor("memory", name=name, size_bytes=size_bytes))
-
-    def close(self) -> None:
-        for descriptor, _ in self._memory.values():
-            os.close(descriptor)
-        self._memory.clear()
 
 
 class FakeNode:
@@ -71,23 +42,23 @@ class FakeNode:
         self.launch = launch
         assert self.store.roster is not None
         board = self.link.board(links.plan_board(launch), links.PLAN_BYTES)
-        board.write(
-            {
-                "run_dir": self.store.run_dir,
-                "run_uid": self.store.run_uid,
-                "attempt": {"seq": self.store.attempt.seq, "nonce": self.store.attempt.nonce},
-                "parent": None,
-                "resumed_dir": None,
-                "roster": self.store.roster.fields(),
-                "node": self.store.node,
-                "meta": {"experiment": "fake"},
-                "retention": {"keep_last": self._keep_last, "keep_top": 0, "mode": "min"},
-                "monitor": self._monitor,
-                "save_interval_steps": self._every,
-                "restored_step": restored_step,
-                "damaged": list(damaged),
-            }
+        plan = Plan(
+            run_dir=self.store.run_dir,
+            run_uid=self.store.run_uid,
+            attempt=self.store.attempt,
+            parent=None,
+            resumed_dir=None,
+            roster=self.store.roster,
+            node=self.store.node,
+            meta={"experiment": "fake"},
+            retention=Retention(keep_last=self._keep_last),
+            monitor=self._monitor,
+            save_interval_steps=self._every,
+            snapshot_interval_steps=1,
+            restored_step=restored_step,
+            damaged=damaged,
         )
+        board.write(plan.as_board())
         board.close()
         self._said = {}
         self.say(launch=launch)

@@ -60,8 +60,10 @@ class Board:
 
     def before(self, call: str, path: str) -> None:
         """Hook of the file system."""
-        if self.stage in ("manifest", "verify", "retention"):
-            self.enter(self.stage)
+        if self.stage == "verify":
+            self.enter("verify" if call == "read_into" else "manifest")
+        elif self.stage == "retention":
+            self.enter("retention")
         elif self.stage == "commit":
             phase = _CALLS.get((call, path.endswith(".tmp")))
             if phase is not None:
@@ -78,7 +80,7 @@ def save_until_cut(ack_fd: int, board_path: str, plan: dict[str, Any]) -> None:
 
     def on_stage(stage: str) -> None:
         board.stage = stage
-        if stage == "durable":
+        if stage == "verify":  # every part is sealed: from here on the save is acknowledged
             os.write(ack_fd, f"{step}\n".encode())
         elif stage == "idle":
             board.enter("idle")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ridethrough.errors import Damaged, TwoHeads
+from ridethrough.errors import Damaged, TierMissing, TwoHeads
 from ridethrough.format import layout
 from ridethrough.journal import Journal
 from ridethrough.seam.fs import PosixFileSystem
@@ -114,13 +114,15 @@ def test_what_a_node_remembers_survives_and_is_per_directory(tmp_path: Path) -> 
     assert remembered_run(fs, state_dir(), str(tmp_path / "b")) == "2" * 32
 
 
-def test_damaged_memory_of_a_node_is_an_error_not_a_new_run(tmp_path: Path) -> None:
+def test_damaged_memory_of_a_node_still_knows_that_there_was_a_run(tmp_path: Path) -> None:
     fs = PosixFileSystem()
     remember_run(fs, state_dir(), str(tmp_path / "a"), "1" * 32)
     [path] = Path(state_dir(), "runs").iterdir()
     flip_bit(str(path), 40)
-    with pytest.raises(Damaged):
-        remembered_run(fs, state_dir(), str(tmp_path / "a"))
+    known = remembered_run(fs, state_dir(), str(tmp_path / "a"))
+    assert known == ""
+    with pytest.raises(TierMissing):
+        open_run(fs, FakeClock(), str(tmp_path / "a"), known_uid=known, is_fresh=False)
 
 
 def test_a_damaged_marker_is_never_overwritten_by_a_start(store: SimpleStore) -> None:

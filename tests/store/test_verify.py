@@ -190,7 +190,7 @@ def test_a_save_that_reads_back_wrong_goes_to_quarantine_and_the_one_before_stay
     save_once(store, 1)
 
     def damage(stage: str) -> None:
-        if stage == "durable":
+        if stage == "verify":
             [path] = Path(store.run_dir, store.dir_name(2)).glob("rank-00001~*.safetensors")
             flip_bit(str(path), 400)
 

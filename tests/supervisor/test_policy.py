@@ -74,7 +74,6 @@ def test_cause_of_a_torchrun_that_failed(name: str, cause: Cause) -> None:
         (end(status=127), Cause.APPLICATION),
         (end(status=126), Cause.APPLICATION),
         (end(USER_ERROR, status=-9, was_convicted=True), Cause.HANG),
-        (end(status=1, dead_by_signal=7), Cause.KILLED),
         (end(status=5), Cause.UNKNOWN),
     ],
 )

@@ -126,8 +126,8 @@ class Play:
     ranks: list[Rank]
     control: dict[str, Any] | None = None
     looked: tuple[RankState, ...] | None = None
-    looked_in_round: int = 0
     rounds: int = 0
+    published_round: int = 0
     history: list[str] = field(default_factory=list)
 
     def can_train(self, r: Rank) -> bool:
@@ -147,7 +147,7 @@ class Play:
                 if r.at == "wait" and not r.was_late:
                     found.append(("withdraw", number))
                 # Having withdrawn it waits for longer than a round of the supervisor takes.
-                if r.at == "wait" and r.was_late and self.looked_in_round > r.gave_up_in_round and self.looked is None:
+                if r.at == "wait" and r.was_late and self.published_round > r.gave_up_in_round:
                     found.append(("leave", number))
         return found
 
@@ -156,13 +156,13 @@ class Play:
         r = self.ranks[number] if self.ranks else Rank()
         if move == "look":
             self.rounds += 1
-            self.looked_in_round = self.rounds
             self.looked = tuple(rank(n, step=o.board_step, stop_seen=o.seen, stop_was_late=o.was_late) for n, o in enumerate(self.ranks))
         elif move == "publish":
             assert self.looked is not None
             if all(o.stopped_at is None for o in self.ranks):
                 self.control = Stopper(1e9).advance(self.control, self.looked, number=signal.SIGTERM, now_s=0.0).state
             self.looked = None
+            self.published_round = self.rounds
         elif move == "train":
             r.step += 1
             r.at = "read"

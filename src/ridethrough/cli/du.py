@@ -70,8 +70,8 @@ def command(run: str, is_json: bool) -> None:
     """Say where the bytes of a run are.
 
     Leftovers are unsealed files in step directories: of saves that were cut,
-    or of one being written now. The supervisor removes them; do not do it by
-    hand while the run is going on.
+    or of one being written now. Retention removes them with their directory;
+    do not do it by hand while the run is going on.
     """
     fs, now_at = PosixFileSystem(), SystemClock().now_at()
     wanted = target.find(fs, run, verb="du")

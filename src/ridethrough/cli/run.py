@@ -50,7 +50,7 @@ def command(run_dir: str | None, is_fresh: bool, hang_s: float, grace_s: float, 
     """Start a training command and carry it through power loss.
 
     CMD is your own launcher, unchanged. If it crashes or hangs it is started
-    again and resumes from the newest verified checkpoint; after a power cut
+    again and resumes from the newest intact checkpoint; after a power cut
     give the same command again.
     """
     from ridethrough.seam import process  # noqa: PLC0415  Linux only; --help works everywhere

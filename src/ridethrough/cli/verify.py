@@ -72,7 +72,7 @@ def command(path: str, is_json: bool) -> None:
 
     Reads past the page cache, so what is checked is what a power cut would
     leave. CKPT is a step directory or RUN@STEP. Nothing is changed: damaged
-    files are set aside only by the supervisor that owns the run.
+    files are set aside only by the persister of the job that owns the run.
     """
     fs, now_at = PosixFileSystem(), SystemClock().now_at()
     wanted = target.find(fs, path, verb="verify")

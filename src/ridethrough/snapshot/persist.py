@@ -14,76 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ridethrough import journal as journals
-from ridethrough.errors import Damaged, Internal, RideThroughError, StorageError
+from ridethrough.errors import Damaged, Internal, RideThroughError, SaveFailed, StorageError
 from ridethrough.format import layout, part
-from ridethrough.format.attempt import Roster
-from ridethrough.format.seal import Seal, decode_parent, save_id
+from ridethrough.format.seal import Seal, save_id
 from ridethrough.journal import Journal
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.board import Board
 from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.plan import Plan, first_save
 from ridethrough.snapshot.slots import Slot, SlotPart
-from ridethrough.store import commit, quarantine, retain
-from ridethrough.store.catalog import read_catalog
-from ridethrough.store.retain import Retention
-from ridethrough.store.start import require_newest
-from ridethrough.store.verify import check_part, is_surely_damaged
-from ridethrough.types import AttemptRef, Parent
+from ridethrough.store.commit import PartSave
+from ridethrough.store.writer import RunWriter, as_suspects
 
 _IDLE_S = 0.02
 _BUSY_S = 0.002
 _PENDING_EVENTS = 1000
 _CRASHES_PER_SAVE = 2
-_QUARANTINE_CHECKPOINTS = 2
-"""The quarantine may hold as many bytes as this many checkpoints."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the start agreement decided, as the persister needs it."""
-
-    run_dir: str
-    run_uid: str
-    attempt: AttemptRef
-    parent: Parent | None
-    resumed_dir: str | None
-    roster: Roster
-    node: str
-    meta: dict[str, Any]
-    retention: Retention
-    monitor: str | None
-    save_interval_steps: int
-    restored_step: int
-
-    @staticmethod
-    def from_board(value: dict[str, Any]) -> Plan:
-        """From the plan board."""
-        return Plan(
-            run_dir=value["run_dir"],
-            run_uid=value["run_uid"],
-            attempt=AttemptRef(seq=value["attempt"]["seq"], nonce=value["attempt"]["nonce"]),
-            parent=decode_parent(value["parent"], path="plan"),
-            resumed_dir=value["resumed_dir"],
-            roster=Roster.from_fields(value["roster"], path="plan"),
-            node=value["node"],
-            meta=value["meta"],
-            retention=Retention(**value["retention"]),
-            monitor=value["monitor"],
-            save_interval_steps=value["save_interval_steps"],
-            restored_step=value["restored_step"],
-        )
-
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        """Ranks on this node."""
-        return tuple(rank for rank, node in enumerate(self.roster.nodes) if node == self.node)
-
-    def my_parts(self) -> tuple[str, ...]:
-        """Parts whose first holder is on this node."""
-        return tuple(p.name for p in self.roster.parts if self.roster.nodes[p.holders[0]] == self.node)
 
 
 @dataclass(slots=True)
@@ -127,7 +75,7 @@ class Persister:
         self._plan_board: Board | None = None
         self._slots: dict[str, Slot] = {}
         self._journal: Journal | None = None
-        self._verified: set[str] = set()
+        self._writer: RunWriter | None = None
         self._pending: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_PENDING_EVENTS)
         self._done_announcement = -1
         self._publish()
@@ -178,7 +126,7 @@ class Persister:
         state = self._slots_at(announced)
         if state == "missed":
             self._done_announcement = announced
-            self._fail(announced, "RT-054", "a rank had already passed this step when the save was announced")
+            self._fail(announced, SaveFailed.code, "a rank had already passed this step when the save was announced")
         elif state == "ready":
             self._done_announcement = announced
             self._save(announced)
@@ -210,21 +158,19 @@ class Persister:
         if self._journal is None or self._journal.path != path:
             self._journal = Journal(self._fs, self._clock, path, role="persister")
         self._plan = plan
-        self._learn_verified()
-        self._set_aside_damage(value.get("damaged", []))
+        self._writer = RunWriter(
+            self._fs,
+            plan.run_dir,
+            attempt=plan.attempt,
+            roster=plan.roster,
+            retention=plan.retention,
+            monitor=plan.monitor,
+            resumed_dir=plan.resumed_dir,
+            note=self._note,
+        )
+        self._writer.learn_verified()
+        self._writer.set_aside(as_suspects(plan.damaged))
         return True
-
-    def _learn_verified(self) -> None:
-        assert self._plan is not None
-        directory = os.path.join(self._plan.run_dir, layout.JOURNAL)
-        self._verified = set()
-        try:
-            history = journals.read(self._fs, [os.path.join(directory, name) for name in self._fs.list_dir(directory)])
-        except (RideThroughError, OSError) as error:
-            # Saves go on all the same: not knowing what was verified only makes retention keep more.
-            self._note("journal.unreadable", message=str(error))
-            return
-        self._verified = {str(event.data.get("save_id")) for event in history.of("checkpoint.verified")}
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
@@ -295,8 +241,7 @@ class Persister:
         self._publish()
 
     def _save(self, step: int) -> None:
-        assert self._plan is not None
-        plan = self._plan
+        assert self._writer is not None
         if self._answer.crashes.count(step) >= _CRASHES_PER_SAVE:
             # Killed once is bad luck and the save is tried again; twice at the same save is a bug of ours.
             self._fail(step, Internal.code, "the persister died at this save before, see its traceback on stderr")
@@ -305,15 +250,15 @@ class Persister:
         self._phase(step, "pinning")
         pinned = self._pin(step)
         if pinned is None:
-            self._fail(step, "RT-054", "a snapshot was overwritten before it could be pinned")
+            self._fail(step, SaveFailed.code, "a snapshot was overwritten before it could be pinned")
             return
         self._answer.taken = max(self._answer.taken, step)
         self._phase(step, "writing")
         contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]] = {}
         try:
             contents = {rank: slot.read() for rank, slot in pinned.items()}
-            require_newest(self._fs, plan.run_dir, plan.attempt)
-            seals = self._commit(step, contents)
+            seals = self._writer.commit(self._part_saves(step, contents))
+            self._compare_holders(step, seals, contents)
         except (RideThroughError, OSError) as error:
             # A save that fails does not stop training: it is a record, an alarm and a wider exposure.
             self._fail(step, getattr(error, "code", StorageError.code), str(error))
@@ -324,18 +269,17 @@ class Persister:
                 slot.release()
         self._settle(step, seals, began_s)
 
-    def _commit(self, step: int, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> tuple[Seal, ...]:
+    def _part_saves(self, step: int, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> list[PartSave]:
+        """The parts this node is to write, each as its first living holder has it."""
         assert self._plan is not None
         plan = self._plan
-        seals = []
+        # One object for all parts: the first rank's time and metrics stand in every seal.
+        index = contents[min(contents)][1]
+        saves = []
         for name in plan.my_parts():
-            holders = [(rank, p) for rank, (parts, _) in sorted(contents.items()) for p in parts if p.name == name]
-            rank, first = holders[0]
-            index = contents[rank][1]
-            seal = commit.commit_part(
-                self._fs,
-                plan.run_dir,
-                commit.PartSave(
+            _, first = _holders(name, contents)[0]
+            saves.append(
+                PartSave(
                     run_uid=plan.run_uid,
                     attempt=plan.attempt,
                     parent=plan.parent,
@@ -347,24 +291,23 @@ class Persister:
                     payload=first.payload,
                     tree=first.tree,
                     meta={**plan.meta, "step": step, "saved_at": index["captured_at"], "metrics": index["metrics"]},
-                ),
+                )
             )
-            seals.append(seal)
-            self._compare_holders(step, name, seal, holders)
-        return tuple(seals)
+        return saves
 
-    def _compare_holders(self, step: int, name: str, seal: Seal, holders: list[tuple[int, SlotPart]]) -> None:
-        for rank, other in holders[1:]:
-            if part.checksum_chunks(other.payload) == seal.chunks:
-                continue
-            differing = [t.name for t, a, b in _pair_tensors(holders[0][1].payload, other.payload) if a != b]
-            self._answer.diverged = {"step": step, "part": name, "ranks": [holders[0][0], rank], "tensors": differing[:8]}
-            self._note("replicas.diverged", step=step, part=name, ranks=[holders[0][0], rank], tensors=differing[:8])
+    def _compare_holders(self, step: int, seals: tuple[Seal, ...], contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> None:
+        """What several ranks hold must be the same; if not, that is the silent divergence nobody sees in the loss."""
+        for seal in seals:
+            (first_rank, first), *others = _holders(seal.part, contents)
+            for rank, other in others:
+                if part.checksum_chunks(other.payload) != seal.chunks:
+                    names_differing = _differing_tensors(first.payload, other.payload)[:8]
+                    self._answer.diverged = {"step": step, "part": seal.part, "ranks": [first_rank, rank], "tensors": names_differing}
+                    self._note("replicas.diverged", step=step, part=seal.part, ranks=[first_rank, rank], tensors=names_differing)
 
     def _settle(self, step: int, seals: tuple[Seal, ...], began_s: float) -> None:
         """Durable is said, then proven by reading back, then retention may run."""
-        assert self._plan is not None
-        plan = self._plan
+        assert self._writer is not None
         now_s = self._clock.monotonic_s()
         first = seals[0]
         dir_name = layout.step_dir(step, first.save_id)
@@ -382,81 +325,45 @@ class Persister:
         }
         self._answer.failures_in_a_row = 0
         self._phase(step, "verifying")
-        self._note("checkpoint.durable", step=step, save_id=first.save_id, dir_name=dir_name, size_bytes=size, save_s=round(now_s - began_s, 4))
+        self._note(
+            "checkpoint.durable",
+            step=step,
+            attempt_seq=first.attempt.seq,
+            save_id=first.save_id,
+            dir_name=dir_name,
+            size_bytes=size,
+            save_s=round(now_s - began_s, 4),
+        )
         try:
-            commit.write_meta(self._fs, plan.run_dir, first)
-            commit.write_manifest(self._fs, plan.run_dir, seals, plan.roster)
-            for seal in seals:
-                check_part(self._fs, plan.run_dir, dir_name, seal)
+            self._writer.settle(seals)
         except Damaged as error:
-            self._set_aside_damage([{"dir_name": dir_name, "part": seal.part} for seal in seals])
             self._answer.durable = before
             self._fail(step, error.code, f"read back wrong: {error}")
             return
         except (StorageError, OSError) as error:
             self._fail(step, getattr(error, "code", StorageError.code), f"written but not verified: {error}")
             return
-        self._verified.add(first.save_id)
         self._answer.verified = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "at_s": self._clock.monotonic_s()}
         self._phase(step, "retention")
         self._note("checkpoint.verified", step=step, save_id=first.save_id)
-        self._prune(dir_name)
+        self._writer.prune(dir_name)
         self._answer.busy = None
         self._publish()
 
-    # -- keeping the tier in order ---------------------------------------------------------------------------------
 
-    def _prune(self, in_progress: str) -> None:
-        assert self._plan is not None
-        plan = self._plan
-        try:
-            require_newest(self._fs, plan.run_dir, plan.attempt)
-            found = retain.survey(read_catalog(self._fs, plan.run_dir), verified=frozenset(self._verified), monitor=plan.monitor)
-            verdicts = retain.plan(found, plan.retention, in_progress=in_progress, resumed_from=plan.resumed_dir)
-            for verdict in verdicts:
-                if not verdict.keep:
-                    # The reason is on record before the bytes go.
-                    self._note("checkpoint.removed", dir_name=verdict.dir_name, reason=verdict.reason)
-                    retain.delete_checkpoint(self._fs, plan.run_dir, verdict.dir_name)
-        except (RideThroughError, OSError) as error:
-            self._note("retention.failed", message=str(error))
-
-    def _set_aside_damage(self, suspects: list[dict[str, Any]]) -> None:
-        """Parts that two uncached reads find wrong are in quarantine; the quarantine is bounded."""
-        assert self._plan is not None
-        plan = self._plan
-        if not suspects:
-            return
-        try:
-            require_newest(self._fs, plan.run_dir, plan.attempt)
-            catalog = read_catalog(self._fs, plan.run_dir)
-            largest = max((c.size_bytes for c in catalog.checkpoints), default=0)
-            for checkpoint in catalog.checkpoints:
-                for seal in checkpoint.seals:
-                    wanted = {"dir_name": checkpoint.dir_name, "part": seal.part} in suspects
-                    if wanted and is_surely_damaged(self._fs, plan.run_dir, checkpoint.dir_name, seal):
-                        self._note("part.quarantined", dir_name=checkpoint.dir_name, part=seal.part, payload=seal.payload_name)
-                        quarantine.quarantine_part(
-                            self._fs, plan.run_dir, checkpoint.dir_name, seal, reason="two reads past the cache found wrong bytes"
-                        )
-            quarantine.bound(self._fs, plan.run_dir, budget_bytes=largest * _QUARANTINE_CHECKPOINTS)
-        except (RideThroughError, OSError) as error:
-            self._note("quarantine.failed", message=str(error))
+def _holders(name: str, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> list[tuple[int, SlotPart]]:
+    """Every local rank's copy of a part, in rank order."""
+    return [(rank, found) for rank, (parts, _) in sorted(contents.items()) for found in parts if found.name == name]
 
 
-def first_save(restored_step: int, interval_steps: int) -> int:
-    """The first step after a start that is to become durable, before anything was announced."""
-    return (restored_step // interval_steps + 1) * interval_steps
-
-
-def _pair_tensors(first: memoryview, second: memoryview) -> list[tuple[part.TensorSpec, bytes | None, bytes | None]]:
-    """Each tensor of the first payload with its bytes in both."""
+def _differing_tensors(first: memoryview, second: memoryview) -> list[str]:
+    """Names of the tensors whose bytes differ between two payloads."""
     specs, base = part.parse_header(first, path="slot")
     others, other_base = part.parse_header(second, path="slot")
     by_name = {spec.name: spec for spec in others}
-    rows: list[tuple[part.TensorSpec, bytes | None, bytes | None]] = []
+    found = []
     for spec in specs:
         other = by_name.get(spec.name)
-        theirs = bytes(second[other_base + other.begin : other_base + other.end]) if other else None
-        rows.append((spec, bytes(first[base + spec.begin : base + spec.end]), theirs))
-    return rows
+        if other is None or first[base + spec.begin : base + spec.end] != second[other_base + other.begin : other_base + other.end]:
+            found.append(spec.name)
+    return found

@@ -339,20 +339,24 @@ def progress_evidence(fs: FileSystem, run_dir: str, catalog: Catalog) -> str | N
         journals = [os.path.join(run_dir, layout.JOURNAL, name) for name in names if name.endswith(".jsonl")]
     except (FileNotFoundError, NotADirectoryError):
         journals = []
-    durable = journal.read(fs, journals).of("checkpoint.durable")
+    # An attempt that was started afresh on purpose owes nothing to those before it.
+    chain = lineage(catalog.attempts)
+    parents = dict(catalog.attempts)
+    since = chain[-1][0].seq if chain and parents.get(chain[-1][0]) is None else 0
+    durable = [event for event in journal.read(fs, journals).of("checkpoint.durable") if _number_of(event, "attempt_seq", default=since) >= since]
     if durable:
-        return f"step {max(_step_of(event) for event in durable)} was once durable"
-    if any(parent is not None for _, parent in catalog.attempts):
+        return f"step {max(_number_of(event, 'step', default=0) for event in durable)} was once durable"
+    if any(parent is not None and ref.seq >= since for ref, parent in catalog.attempts):
         return "an earlier attempt resumed from a checkpoint that is gone"
     for checkpoint in catalog.checkpoints:
-        if checkpoint.problems or checkpoint.is_complete:
+        if (checkpoint.problems or checkpoint.is_complete) and (not checkpoint.attempt.seq or checkpoint.attempt.seq >= since):
             return f"{checkpoint.dir_name} is sealed but cannot be used"
     return None
 
 
-def _step_of(event: journal.Event) -> int:
-    step = event.data.get("step")
-    return step if isinstance(step, int) else 0
+def _number_of(event: journal.Event, name: str, *, default: int) -> int:
+    value = event.data.get(name)
+    return value if isinstance(value, int) else default
 
 
 def read_patiently(fs: FileSystem, clock: Clock, run_dir: str, *, storage_wait_s: float) -> Catalog:

@@ -42,11 +42,13 @@ def open_run(fs: FileSystem, clock: Clock, run_dir: str, *, known_uid: str | Non
 
 
 def remembered_run(fs: FileSystem, state_dir: str, run_dir: str) -> str | None:
-    """The run uid that this node has seen at `run_dir`, None if none."""
+    """The run uid that this node has seen at `run_dir`; None if none, empty if there was one and the note of it is damaged."""
     try:
         fields = record.decode("node-run", fs.read(_memory_path(state_dir, run_dir), max_bytes=record.MAX_BYTES), path=state_dir)
-    except (FileNotFoundError, Damaged):
-        return None  # damaged, it can say nothing; the next start writes it anew
+    except FileNotFoundError:
+        return None
+    except Damaged:
+        return ""  # that there was a run is still known: an empty directory must not become a new one
     return str(fields["run_uid"])
 
 

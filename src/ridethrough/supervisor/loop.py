@@ -8,13 +8,14 @@ from typing import Any
 
 from ridethrough.format import layout
 from ridethrough.journal import Journal
+from ridethrough.redact import redact_text
 from ridethrough.seam import process
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.board import Board
 from ridethrough.snapshot.link import KeeperLink
-from ridethrough.snapshot.persist import first_save
+from ridethrough.snapshot.plan import first_save
 from ridethrough.snapshot.ranks import RankPhase, RankState, decode_rank
 from ridethrough.supervisor import policy
 from ridethrough.supervisor.record import Pen
@@ -55,9 +56,6 @@ class Memory:
     recovered: bool = False
     """The first step of this launch is on record."""
     dead_ranks: list[int] = field(default_factory=list)
-    dead_by_signal: int | None = None
-    handled_failure: int = -1
-    relaunch_at_s: float | None = None
     ended: dict[str, Any] | None = None
     """The decision about an end, while its flush is awaited."""
 
@@ -187,7 +185,7 @@ class Supervisor:
 
     def _announce(self, ranks: tuple[RankState, ...], answer: dict[str, Any]) -> None:
         """The next save is announced when the previous one is confirmed or has failed."""
-        if not self._plan or len(ranks) < len({r.rank for r in ranks}) or not ranks:
+        if not self._plan or not ranks:
             return
         interval = int(self._plan["save_interval_steps"])
         current = self.memory.announced
@@ -198,8 +196,7 @@ class Supervisor:
         failed = answer.get("failed") or {}
         has_failed = failed.get("launch") == self.memory.launch and int(failed.get("step", -1)) >= current
         wanted = {r.wanted_save for r in ranks if r.wanted_save is not None}
-        everyone = len(ranks) == ranks[0].world_size or len(ranks) == self._local_world()
-        if everyone and len(wanted) == 1 and all(r.wanted_save is not None for r in ranks):
+        if len(ranks) == self._local_world() and len(wanted) == 1 and all(r.wanted_save is not None for r in ranks):
             target = wanted.pop()
             assert target is not None
             if target > durable_step and current != target and not has_failed:
@@ -252,10 +249,11 @@ class Supervisor:
             self._link.request("signal", number=signal.SIGKILL, whom="workers")
 
     def _pace(self, ranks: tuple[RankState, ...]) -> policy.Pace:
-        stepping = bool(ranks) and all(r.phase is RankPhase.TRAINING and "first_step" in r.times_s for r in ranks)
+        stepping = bool(ranks) and all(r.phase in (RankPhase.TRAINING, RankPhase.OUTSIDE) and "first_step" in r.times_s for r in ranks)
         newest_s = max((r.step_at_s for r in ranks), default=0.0)
         return policy.Pace(
             is_stepping=stepping,
+            is_inside=stepping and all(r.phase is RankPhase.TRAINING for r in ranks),
             overdue_s=self._clock.monotonic_s() - newest_s if stepping else 0.0,
             step_s_p99=max((r.step_s_p99 for r in ranks), default=0.0),
         )
@@ -346,7 +344,7 @@ class Supervisor:
     def _exit(self, look: dict[str, Any], ended: dict[str, Any], answer: dict[str, Any]) -> tuple[int, str]:
         durable = answer.get("durable") or {}
         saved = f"step {durable['step']} is durable" if durable else "nothing was saved"
-        if look["signals"]:
+        if look["signals"] and ended.get("cause") != policy.Cause.FINISHED.value:
             number = int(look["signals"][0])
             name = signal.Signals(number).name
             if number == signal.SIGINT:
@@ -363,7 +361,7 @@ class Supervisor:
 
     def _finish(self, code: int, text: str) -> None:
         self._pen.note("run.ended", exit_code=code, reason=text)
-        self._link.request("finish", code=code, message=f"ridethrough: {text} (exit {code})" if text else "")
+        self._link.request("finish", code=code, message=f"ridethrough: {redact_text(text)} (exit {code})" if text else "")
 
     # -- being stopped ---------------------------------------------------------------------------------------------
 

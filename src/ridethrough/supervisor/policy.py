@@ -48,7 +48,6 @@ class LaunchEnd:
     """Highest step any rank has finished; equal to start_step if none was made."""
     failures: tuple[dict[str, Any], ...] = ()
     """Errors of ours that ranks have put on their boards."""
-    dead_by_signal: int | None = None
     was_convicted: bool = False
     is_stopped: bool = False
     """Every rank has saved and stopped because it was asked to."""
@@ -108,7 +107,7 @@ def classify(end: LaunchEnd) -> Verdict:
     broken = find_syntax_error(end.output)
     if broken:
         return Verdict(cause=Cause.APPLICATION, fingerprint=broken, detail=broken)
-    number = -end.status if end.status < 0 else end.dead_by_signal or find_signal(end.output)
+    number = -end.status if end.status < 0 else find_signal(end.output)
     if number:
         name = signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
         return Verdict(cause=Cause.KILLED, fingerprint=name, detail=f"ended by {name}")
@@ -156,12 +155,17 @@ def next_action(verdict: Verdict, end: LaunchEnd, past: tuple[PastEnd, ...], *, 
     return NextAction(action="restart", reason=f"{verdict.cause.value}: {verdict.detail}", pause_s=pause_s)
 
 
+_OUTSIDE_S = 1800.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """How a job's steps go."""
 
     is_stepping: bool
-    """Every rank is inside an epoch and has made a step since it started."""
+    """Every rank has made a step since it started, and is neither saving nor done."""
+    is_inside: bool
+    """Every rank is inside an epoch's loop: the next step is expected soon."""
     overdue_s: float
     """Time since the most recent step of any rank."""
     step_s_p99: float
@@ -171,7 +175,11 @@ def suspicion(pace: Pace, *, hang_s: float) -> str | None:
     """Says "suspect" (flush, stop nothing), "convict" (stop the trainers), or None."""
     if not pace.is_stepping:
         return None
-    if pace.overdue_s > max(hang_s, 10 * pace.step_s_p99):
+    limit_s = max(hang_s, 10 * pace.step_s_p99)
+    if not pace.is_inside:
+        # Validation, an export: nobody can say how long. The usual collective timeouts end here anyway.
+        return "convict" if pace.overdue_s > max(limit_s, _OUTSIDE_S) else None
+    if pace.overdue_s > limit_s:
         return "convict"
     if pace.overdue_s > 3 * pace.step_s_p99 + 1:
         return "suspect"

@@ -19,19 +19,18 @@ from ridethrough.format.attempt import Attempt, Roster, RosterPart
 from ridethrough.format.seal import Seal, save_id
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
-from ridethrough.store import quarantine, retain
-from ridethrough.store.catalog import Catalog, Checkpoint, Problem, candidates, read_catalog
+from ridethrough.store.catalog import Checkpoint, Problem, candidates, read_catalog
 from ridethrough.store.commit import PartSave, commit_part, write_manifest, write_meta
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import open_run, write_attempt
-from ridethrough.store.verify import intact_parts, is_surely_damaged, load_part, verify_checkpoint
+from ridethrough.store.verify import intact_parts, load_part, verify_checkpoint
+from ridethrough.store.writer import RunWriter
 from ridethrough.testing.clock import FakeClock
 from ridethrough.types import AttemptRef, Parent
 
-STAGES = ("commit", "durable", "manifest", "verify", "retention", "idle")
-"""What `save_once` says to its `on_stage`, in order. From "durable" on the save may be called saved."""
+STAGES = ("commit", "verify", "retention", "idle")
+"""What `save_once` says to its `on_stage`, in order. From "verify" on the save is durable and may be called saved."""
 
-_QUARANTINE_SAVES = 2
 _BLOCK_BYTES = (1 << 20) + 7
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
@@ -245,6 +244,22 @@ class SimpleStore:
             self.finish(seals)
         return seals
 
+    def writer(self, note: Callable[..., None]) -> RunWriter:
+        """The writer of this attempt, which knows what was verified before."""
+        assert self.roster is not None, "start() comes first"
+        writer = RunWriter(
+            self.fs,
+            self.run_dir,
+            attempt=self.attempt,
+            roster=self.roster,
+            retention=self.retention,
+            monitor=None,
+            resumed_dir=self.resumed_dir,
+            note=note,
+        )
+        writer.verified = self.verified
+        return writer
+
     def is_true(self, loaded: Loaded) -> bool:
         """What was loaded is, bit for bit, what was saved at its step."""
         wanted = {name: self.truth(loaded.step, name) for name in self.part_names}
@@ -252,58 +267,32 @@ class SimpleStore:
 
 
 def save_once(store: SimpleStore, step: int, *, on_stage: Callable[[str], None] = lambda stage: None) -> Saved:
-    """One save from end to end, as the persister makes it.
-
-    1. Commit every part; the save is durable.
-    2. Manifest and meta.json.
-    3. Read everything back past the cache. Damaged parts go to quarantine, which is bounded.
-    4. Remove what retention no longer keeps.
+    """One save from end to end, by the store's own writer, as the persister makes it.
 
     Args:
         store: The run, with a started attempt.
         step: Step of the save.
         on_stage: Called with each of `STAGES` as it begins.
     """
+    events: list[tuple[str, dict[str, Any]]] = []
+    writer = store.writer(lambda kind, **data: events.append((kind, data)))
     on_stage("commit")
-    seals = store.commit_parts(step)
-    on_stage("durable")
-    on_stage("manifest")
-    store.finish(seals)
+    seals = writer.commit(store.part_save(step, name) for name in store.part_names)
+    is_verified = True
     on_stage("verify")
-    catalog = read_catalog(store.fs, store.run_dir)
-    quarantined, is_verified = _verify(store, catalog, store.dir_name(step))
-    if quarantined:
-        catalog = read_catalog(store.fs, store.run_dir)
-    on_stage("retention")
-    removed = _retain(store, catalog)
-    on_stage("idle")
-    return Saved(step=step, seals=seals, is_verified=is_verified, quarantined=quarantined, removed=removed)
-
-
-def _verify(store: SimpleStore, catalog: Catalog, dir_name: str) -> tuple[tuple[str, ...], bool]:
-    checkpoint = next(c for c in catalog.checkpoints if c.dir_name == dir_name)
-    results = verify_checkpoint(store.fs, store.run_dir, checkpoint)
-    quarantined = []
-    for result in results:
-        if result.error is not None and is_surely_damaged(store.fs, store.run_dir, dir_name, result.seal):
-            quarantined.append(quarantine.quarantine_part(store.fs, store.run_dir, dir_name, result.seal, reason=str(result.error)))
-    if quarantined:
-        budget = _QUARANTINE_SAVES * max((c.size_bytes for c in catalog.checkpoints), default=0)
-        quarantine.bound(store.fs, store.run_dir, budget_bytes=budget)
-    is_verified = checkpoint.roster is not None and checkpoint.roster.part_names <= intact_parts(results)
+    try:
+        writer.settle(seals)
+    except Damaged:
+        is_verified = False
     if is_verified:
-        store.verified.add(checkpoint.save_id)
-    return tuple(quarantined), is_verified
+        on_stage("retention")
+        writer.prune(store.dir_name(step))
+    on_stage("idle")
 
+    def of(kind: str) -> tuple[str, ...]:
+        return tuple(data["dir_name"] for found, data in events if found == kind)
 
-def _retain(store: SimpleStore, catalog: Catalog) -> tuple[str, ...]:
-    found = retain.survey(catalog, verified=frozenset(store.verified), monitor=None)
-    removed = []
-    for verdict in retain.plan(found, store.retention, in_progress=None, resumed_from=store.resumed_dir):
-        if not verdict.keep:
-            retain.delete_checkpoint(store.fs, store.run_dir, verdict.dir_name)
-            removed.append(verdict.dir_name)
-    return tuple(removed)
+    return Saved(step=step, seals=seals, is_verified=is_verified, quarantined=of("part.quarantined"), removed=of("checkpoint.removed"))
 
 
 def restorable_steps(fs: FileSystem, run_dir: str) -> dict[int, RideThroughError | None]:

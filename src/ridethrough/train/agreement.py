@@ -131,7 +131,7 @@ def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_ui
             # A disk that is mounted a little later than we are started (after a power cut, say) is waited for.
             _patiently(clock, storage_wait_s, lambda: open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh))
         found = catalogs.read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s)
-        if known_uid is not None and found.run.run_uid != known_uid and not is_fresh:
+        if known_uid and found.run.run_uid != known_uid and not is_fresh:
             raise TierMissing(path=run_dir, run_uid=known_uid)
         try:
             chosen = () if is_fresh else catalogs.candidates(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 from collections import deque
@@ -13,27 +12,22 @@ from typing import Any, Self
 
 import torch
 
-from ridethrough.errors import KeeperGone, RideThroughError, SaveFailed, StepOrder, UsageError
+from ridethrough.errors import StepOrder, UsageError
 from ridethrough.format import layout
-from ridethrough.format.seal import encode_parent
 from ridethrough.seam import process
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot import link as names
-from ridethrough.snapshot.board import Board
-from ridethrough.snapshot.persist import first_save
-from ridethrough.snapshot.post import PartState, Poster
+from ridethrough.snapshot.plan import Plan
+from ridethrough.snapshot.post import PartState
 from ridethrough.snapshot.ranks import RankPhase
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import remember_run, remembered_run
 from ridethrough.train import agreement, data, provenance, rng, state
-from ridethrough.train.attach import attach, claim, launch_from_environment, watch
+from ridethrough.train.attach import attach, claim, launch_from_environment
+from ridethrough.train.session import Session
 from ridethrough.types import StateClass
 
-_STOP_WAIT_S = 10.0
-_STOP_SETTLE_S = 5.0
-"""Longer than the supervisor needs from reading our board to publishing what follows, its record (2 s at most) included."""
-_POLL_S = 0.002
 _DURATIONS = 256
 _ADAM_STATES = 2
 """Tensors of a parameter's size that the usual optimizers will create at their first step."""
@@ -94,28 +88,28 @@ class Checkpointer:
         self._retention = Retention(keep_last=keep_last, keep_top=save_top_k, mode=mode)
         self._monitor = monitor
         self._wanted_interval = snapshot_every_n_steps
-        self._is_fresh = fresh or os.environ.get(names.FRESH_VARIABLE) == "1"
+        # Wished for the start of the command: what is restarted after a crash goes on.
+        self._is_fresh = (fresh and launch_from_environment() in (None, 1)) or os.environ.get(names.FRESH_VARIABLE) == "1"
         self._storage_wait_s = storage_wait_s
         self._fs = PosixFileSystem()
         self._clock = SystemClock()
         self._tracked: dict[str, state.Tracked] = {}
         self._group: agreement.Group | None = None
         self._agreed: agreement.Agreement | None = None
-        self._board: Board | None = None
+        self._session: Session | None = None
         self._step = 0
         self._epoch = 0
         self.restored_step = 0
-        self._stepped = 0
+        """The step this process went on from, 0 at a first start."""
+        self._optimizer_steps = 0
         self._loss: Any = None
         self._metrics: dict[str, Any] = {}
-        self._says: dict[str, Any] = {}
+        self._meta: dict[str, Any] = {}
+        self._structure: dict[str, str] = {}
+        self._times: dict[str, float] = {}
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         self._last_step_s = 0.0
         self._pending_rng: dict[str, Any] | None = None
-        self._control_generation = -1
-        self._control_value: dict[str, Any] = {}
-        self._posted_step = -1
-        self._is_keeper_lost = False
         self._is_closed = False
 
     # -- set-up ----------------------------------------------------------------------------------------------------
@@ -152,7 +146,7 @@ class Checkpointer:
                 value.register_step_post_hook(self._count_optimizer_step)
 
     def _count_optimizer_step(self, *_: Any) -> None:
-        self._stepped += 1
+        self._optimizer_steps += 1
 
     def restore(self) -> int:
         """Every tracked object is as it was at the newest intact checkpoint; call it once, on every rank, before the loop.
@@ -170,56 +164,22 @@ class Checkpointer:
         if self._agreed is not None:
             raise UsageError(detail="ckpt.restore() was already called")
         group = self._group = self._group or agreement.Group()
-        times = {"process_start": _process_start_s(), "restore_called": self._clock.monotonic_s()}
-        self._link = group.together(lambda: attach(self._clock, self.run_dir, rank=group.rank))
         launch = launch_from_environment()
+        if launch is not None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+            raise UsageError(detail="under `ridethrough run` restarts are its business: give torchrun --max-restarts 0")
+        times = self._times = {"process_start": _process_start_s(), "restore_called": self._clock.monotonic_s()}
+        link = group.together(lambda: attach(self._clock, self.run_dir, rank=group.rank))
+        session = self._session = Session(self._clock, link, run_dir=self.run_dir, rank=group.rank, world_size=group.world_size)
         if launch is not None:
-            self._open_board(launch)
-        with self._reporting():
+            session.open_board(launch)
+        with session.reporting():
             if launch is not None:
-                group.together(lambda: claim(self._link, self.run_dir))
+                group.together(lambda: claim(link, self.run_dir))
             times["attached"] = self._clock.monotonic_s()
-            self._say(phase=RankPhase.AGREEING, times_s=times)
-            state_dir = process.state_dir()
-            known = remembered_run(self._fs, state_dir, self.run_dir)
-            choice = agreement.choose(
-                group,
-                self._fs,
-                self._clock,
-                self.run_dir,
-                known_uid=known,
-                is_fresh=self._is_fresh,
-                storage_wait_s=self._storage_wait_s,
-            )
-            times["chosen"] = self._clock.monotonic_s()
-            self._say(phase=RankPhase.LOADING)
-            state.mark_replicated(self._tracked.values(), world_size=group.world_size)
-            found = choice.checkpoint
-            if found is not None:
-                self._apply(group, choice)
-            self._agreed = agreement.agree(
-                group,
-                self._fs,
-                self._clock,
-                self.run_dir,
-                choice,
-                self._facts(),
-                save_interval_steps=self._every,
-                wanted_interval_steps=self._wanted_interval,
-                new_launch=self._new_launch,
-            )
-            group.together(lambda: remember_run(self._fs, state_dir, self.run_dir, choice.opening.run.run_uid))
-            if layout.REPLICATED not in self._agreed.roster.part_names:
-                for item in self._tracked.values():
-                    item.is_replicated = False
-            self._structure = state.structure(self._tracked.values())
-            self._meta = self._describe()
-            self._resumed_dir = found.dir_name if found else None
-            self._damaged = list(choice.damaged)
-            self._begin(self._agreed.launch)
+            session.say(phase=RankPhase.AGREEING, times_s=times)
+            self._agree(group, session)
             times["loaded"] = self._clock.monotonic_s()
-            self._say(phase=RankPhase.OUTSIDE, step=self._step, restored_step=self.restored_step, step_at_s=times["loaded"])
-            self._times = times
+            session.say(phase=RankPhase.OUTSIDE, step=self._step, restored_step=self.restored_step, step_at_s=times["loaded"])
             self._last_step_s = times["loaded"]
             self._pending_rng = rng.capture()
         for item in self._tracked.values():
@@ -228,6 +188,60 @@ class Checkpointer:
                 item.position.on_end = self._on_loader_end
         atexit.register(self._at_exit, os.getpid())
         return self.restored_step
+
+    def _agree(self, group: agreement.Group, session: Session) -> None:
+        """The start agreement: which checkpoint, loaded and proven by all; which attempt, durable; then memory for it."""
+        state_dir = process.state_dir()
+        choice = agreement.choose(
+            group,
+            self._fs,
+            self._clock,
+            self.run_dir,
+            known_uid=remembered_run(self._fs, state_dir, self.run_dir),
+            is_fresh=self._is_fresh,
+            storage_wait_s=self._storage_wait_s,
+        )
+        self._times["chosen"] = self._clock.monotonic_s()
+        session.say(phase=RankPhase.LOADING)
+        state.mark_replicated(self._tracked.values(), world_size=group.world_size)
+        found = choice.checkpoint
+        if found is not None:
+            self._apply(group, choice)
+        agreed = self._agreed = agreement.agree(
+            group,
+            self._fs,
+            self._clock,
+            self.run_dir,
+            choice,
+            self._facts(),
+            save_interval_steps=self._every,
+            wanted_interval_steps=self._wanted_interval,
+            new_launch=session.new_launch,
+        )
+        group.together(lambda: remember_run(self._fs, state_dir, self.run_dir, agreed.run_uid))
+        if layout.REPLICATED not in agreed.roster.part_names:
+            for item in self._tracked.values():
+                item.is_replicated = False
+        self._structure = state.structure(self._tracked.values())
+        self._meta = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
+        self._meta["classes"] = state.classes(self._tracked.values(), config_hash=self._meta["config_hash"])
+        plan = Plan(
+            run_dir=self.run_dir,
+            run_uid=agreed.run_uid,
+            attempt=agreed.attempt,
+            parent=agreed.parent,
+            resumed_dir=found.dir_name if found else None,
+            roster=agreed.roster,
+            node=agreed.roster.nodes[group.rank],
+            meta=self._meta,
+            retention=self._retention,
+            monitor=self._monitor,
+            save_interval_steps=self._every,
+            snapshot_interval_steps=agreed.slots.interval_steps,
+            restored_step=self.restored_step,
+            damaged=choice.damaged,
+        )
+        session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
 
     def _apply(self, group: agreement.Group, choice: agreement.Choice) -> None:
         own = group.together(lambda: state.apply(self._tracked.values(), choice.parts, rank=group.rank, world_size=group.world_size))
@@ -249,90 +263,17 @@ class Checkpointer:
             available_bytes=process.available_memory_bytes(),
         )
 
-    def _new_launch(self) -> int:
-        given = launch_from_environment()
-        return given if given is not None else int(self._link.request("launch")["launch"])
-
-    def _describe(self) -> dict[str, Any]:
-        described = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
-        described["classes"] = state.classes(self._tracked.values(), config_hash=described["config_hash"])
-        return described
-
-    def _begin(self, launch: int) -> None:
-        """Boards, plan and slots of this launch exist; the persister may start."""
-        assert self._agreed is not None
-        assert self._group is not None
-        agreed, rank = self._agreed, self._group.rank
-        self._launch = launch
-        self._link.request("join", pid=os.getpid())
-        self._open_board(launch)
-        self._control = self._link.board(names.CONTROL)
-        self._persist = self._link.board(names.PERSIST)
-        self._poster = Poster(self._link, launch=launch, rank=rank, count=agreed.slots.slots_per_rank)
-        local = [r for r, node in enumerate(agreed.roster.nodes) if node == agreed.roster.nodes[rank]]
-        if rank == local[0]:
-            plan = self._link.board(names.plan_board(launch), names.PLAN_BYTES)
-            plan.write(
-                {
-                    "run_dir": self.run_dir,
-                    "run_uid": agreed.run_uid,
-                    "attempt": {"seq": agreed.attempt.seq, "nonce": agreed.attempt.nonce},
-                    "parent": encode_parent(agreed.parent),
-                    "resumed_dir": self._resumed_dir,
-                    "roster": agreed.roster.fields(),
-                    "node": agreed.roster.nodes[rank],
-                    "meta": self._meta,
-                    "retention": {"keep_last": self._retention.keep_last, "keep_top": self._retention.keep_top, "mode": self._retention.mode},
-                    "monitor": self._monitor,
-                    "save_interval_steps": self._every,
-                    "snapshot_interval_steps": agreed.slots.interval_steps,
-                    "restored_step": self.restored_step,
-                    "damaged": self._damaged,
-                }
-            )
-            plan.close()
-        watcher = names.KeeperLink(self._link.path, role="watch", rank=rank)
-        watch(watcher, is_fatal=launch_from_environment() is not None, on_loss=self._lose_keeper)
-
-    def _lose_keeper(self) -> None:
-        self._is_keeper_lost = True
-
-    def _open_board(self, launch: int) -> None:
-        assert self._group is not None
-        self._board = self._link.board(names.rank_board(launch, self._group.rank))
-        self._say(
-            rank=self._group.rank,
-            pid=os.getpid(),
-            process_started=process.start_time(os.getpid()),
-            world_size=self._group.world_size,
-            run_dir=self.run_dir,
-        )
-
-    def _say(self, **news: Any) -> None:
-        self._says.update(news)
-        if self._board is not None:
-            self._board.write(self._says)
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """An error of ours is on the board before it is raised, so that the supervisor knows it by its code."""
-        try:
-            yield
-        except RideThroughError as error:
-            self._say(phase=RankPhase.FAILED, failure=error.as_dict())
-            raise
-
     def _on_loader_start(self) -> None:
         # Last of all, after the loader's iterators exist: code before the loop may have drawn random numbers that
         # the run which never stopped did not draw here.
         if self._pending_rng is not None and self.restored_step:
             rng.restore(self._pending_rng)
         self._pending_rng = None
-        self._say(phase=RankPhase.TRAINING)
+        self._open_session().say(phase=RankPhase.TRAINING)
 
     def _on_loader_end(self) -> None:
         if not self._is_closed:
-            self._say(phase=RankPhase.OUTSIDE)
+            self._open_session().say(phase=RankPhase.OUTSIDE)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -342,7 +283,7 @@ class Checkpointer:
         A resumed epoch goes on with the next batch of the tracked loaders; one whose last batch was
         already trained has no batch left, and the code after the inner loop runs as it would have.
         """
-        self._require_restored()
+        self._open_session()
         for epoch in range(self._epoch, count):
             self._epoch = epoch
             for item in self._tracked.values():
@@ -366,63 +307,56 @@ class Checkpointer:
             StepOrder: No tracked optimizer has stepped since the last call.
             SystemExit: The run was asked to stop, and this step is durable.
         """
-        self._require_restored()
+        session = self._open_session()
         if loss is not None:
             self._loss = loss
         self._metrics.update(metrics)
         if not boundary:
             return
-        with self._reporting():
+        with session.reporting():
             self._check_order()
             self._step += 1
             self._pending_rng = None
-            if self._is_keeper_lost:
-                self._find_new_keeper()
+            session.recover()
             now_s = self._clock.monotonic_s()
             self._durations.append(now_s - self._last_step_s)
             self._last_step_s = now_s
-            stops = self._is_asked_to_stop()
-            if self._step % self._interval == 0 or stops:
-                self._snapshot()
-            self._tell(now_s)
+            stops = session.is_asked_to_stop(self._step)
+            if self._is_snapshot_step() or stops:
+                self._snapshot(session)
+            self._tell(session)
             if stops:
-                self._save_and_wait()
-                self._say(phase=RankPhase.STOPPED)
+                session.wait_until_durable(self._step, wait_s=self._storage_wait_s)
+                session.say(phase=RankPhase.STOPPED)
                 self._is_closed = True
                 raise SystemExit(0)
 
-    @property
-    def _interval(self) -> int:
+    def _is_snapshot_step(self) -> bool:
+        """Every k-th step, and the last one of an epoch: what runs after the inner loop must not be in that snapshot."""
         assert self._agreed is not None
-        return self._agreed.slots.interval_steps
+        if self._step % self._agreed.slots.interval_steps == 0:
+            return True
+        return any(item.position is not None and data.is_exhausted(item.value, item.position) for item in self._tracked.values())
 
     def _check_order(self) -> None:
         optimizers = [t for t in self._tracked.values() if isinstance(t.value, torch.optim.Optimizer)]
         scalers = [t for t in self._tracked.values() if isinstance(t.value, torch.amp.GradScaler) and t.value.is_enabled()]
-        if optimizers and not self._stepped and not scalers:
+        if optimizers and not self._optimizer_steps and not scalers:
             raise StepOrder(step=self._step + 1, detail="no tracked optimizer has stepped since the last call")
-        self._stepped = 0
+        self._optimizer_steps = 0
 
-    def _tell(self, now_s: float) -> None:
-        if "first_step" not in self._times:
-            self._times["first_step"] = now_s
+    def _tell(self, session: Session) -> None:
+        self._times.setdefault("first_step", self._last_step_s)
         if self._step % 16 == 0 or len(self._durations) < 16:
-            self._says["step_s_p99"] = sorted(self._durations)[int(0.99 * (len(self._durations) - 1))]
-        positions = [t.position for t in self._tracked.values() if t.position is not None]
-        is_inside = any(p.is_iterating for p in positions) if positions else True
-        self._say(
-            phase=RankPhase.TRAINING if is_inside else RankPhase.OUTSIDE,
-            step=self._step,
-            step_at_s=now_s,
-            posted_step=self._posted_step,
-            times_s=self._times,
-        )
+            session.says["step_s_p99"] = sorted(self._durations)[int(0.99 * (len(self._durations) - 1))]
+        # Without a loader of ours nobody can say when an epoch's loop has ended: then no step is taken for overdue early.
+        is_inside = any(t.position is not None and t.position.is_iterating for t in self._tracked.values())
+        session.say(phase=RankPhase.TRAINING if is_inside else RankPhase.OUTSIDE, step=self._step, step_at_s=self._last_step_s, times_s=self._times)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def _capture(self) -> tuple[PartState, ...]:
         assert self._group is not None
-        meta = getattr(self, "_meta", {})
         return state.capture(
             self._tracked.values(),
             state.Context(
@@ -434,65 +368,21 @@ class Checkpointer:
                 epoch=self._epoch,
                 loss=_number(self._loss),
                 metrics={name: number for name, value in self._metrics.items() if (number := _number(value)) is not None},
-                config_hash=meta.get("config_hash"),
-                start_command=meta.get("start_command", ""),
-                structure=getattr(self, "_structure", {}),
+                config_hash=self._meta.get("config_hash"),
+                start_command=self._meta.get("start_command", ""),
+                structure=self._structure,
             ),
         )
 
-    def _snapshot(self) -> None:
-        began_s = self._clock.monotonic_s()
-        parts = self._capture()
+    def _snapshot(self, session: Session) -> None:
         metrics = {name: _number(value) for name, value in self._metrics.items()}
         if self._loss is not None:
             metrics.setdefault("loss", _number(self._loss))
         facts = {"captured_at": self._clock.now_at().isoformat(timespec="milliseconds"), "metrics": _finite(metrics)}
-        if self._poster.post(self._step, parts, facts, reserved=self._reserved_step()):
-            self._posted_step = self._step
-        self._says["snapshot_s"] = self._clock.monotonic_s() - began_s
-        self._says["state_bytes"] = sum(part.layout.size_bytes for part in parts)
-
-    def _read_control(self) -> dict[str, Any]:
-        generation = self._control.generation
-        if generation != self._control_generation:
-            self._control_generation = generation
-            self._control_value = self._control.read()
-        return self._control_value
-
-    def _reserved_step(self) -> int | None:
-        """The step announced to become durable, until the persister has taken it."""
-        control = self._read_control()
-        announced = control.get("announced") if control.get("launch") == self._launch else None
-        reserved = int(announced) if announced is not None else first_save(self.restored_step, self._every)
-        answer = self._persist.read()
-        return None if answer.get("launch") == self._launch and int(answer.get("taken", -1)) >= reserved else reserved
-
-    # -- stopping and saving on request ----------------------------------------------------------------------------
-
-    def _is_asked_to_stop(self) -> bool:
-        """True if all ranks stop at this step; see `supervisor.stop` for the agreement."""
-        stop = self._read_control().get("stop")
-        if not stop or stop["step"] < 0:
-            return False
-        if int(stop["id"]) > int(self._says.get("stop_seen", 0)):
-            self._say(stop_seen=int(stop["id"]), stop_was_late=self._step > int(stop["step"]), step=self._step)
-        if self._step != int(stop["step"]):
-            return False
-        began_s = self._clock.monotonic_s()
-        while (waited_s := self._clock.monotonic_s() - began_s) < _STOP_WAIT_S + _STOP_SETTLE_S:
-            now = self._read_control().get("stop") or {}
-            if now.get("id") != stop["id"] or now.get("state") == "signalled":
-                return False
-            if now.get("state") == "committed":
-                return True
-            if waited_s > _STOP_WAIT_S and not self._says["stop_was_late"]:
-                # We go on, so the others must not stop here; only a decision made before this word was read still counts.
-                self._say(stop_was_late=True)
-            self._clock.sleep(_POLL_S)
-        return False
+        session.post(self._step, self._capture(), facts)
 
     def save(self) -> int:
-        """The step just made is durable; call it on every rank, at a step boundary.
+        """The step just made is durable; call it on every rank, right after `step`.
 
         Returns:
             The step.
@@ -500,41 +390,21 @@ class Checkpointer:
         Raises:
             SaveFailed: It could not be made durable; the error says why. The snapshot stays in memory.
         """
-        self._require_restored()
-        with self._reporting():
-            if self._step and self._posted_step != self._step:
-                self._snapshot()
-            self._save_and_wait()
-            self._tell(self._last_step_s)
+        session = self._open_session()
+        with session.reporting():
+            if self._step > self.restored_step:  # otherwise it came from disk and nothing was trained since
+                if session.posted_step != self._step:
+                    self._snapshot(session)
+                session.wait_until_durable(self._step, wait_s=self._storage_wait_s)
+                self._tell(session)
         return self._step
-
-    def _save_and_wait(self) -> None:
-        if not self._step:
-            return
-        began_s = self._clock.monotonic_s()
-        self._say(phase=RankPhase.SAVING, wanted_save=self._step, posted_step=self._posted_step)
-        while True:
-            answer = self._persist.read()
-            durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
-            if durable.get("launch") == self._launch and durable["step"] >= self._step:
-                self._say(wanted_save=None)
-                return
-            if self.restored_step == self._step:
-                self._say(wanted_save=None)
-                return  # it came from disk and nothing was trained since
-            waited_s = self._clock.monotonic_s() - began_s
-            if failed.get("launch") == self._launch and failed.get("step") == self._step:
-                raise SaveFailed(step=self._step, waited_s=waited_s, detail=failed["message"])
-            if waited_s > self._storage_wait_s or self._is_keeper_lost:
-                raise SaveFailed(step=self._step, waited_s=waited_s, detail="the persister has not answered")
-            self._clock.sleep(_POLL_S)
 
     def close(self) -> None:
         """The last step is durable and this rank has said that it is done. Idempotent."""
         if self._is_closed or self._agreed is None:
             return
         self.save()
-        self._say(phase=RankPhase.DONE)
+        self._open_session().say(phase=RankPhase.DONE)
         self._is_closed = True
 
     def __enter__(self) -> Self:
@@ -547,22 +417,14 @@ class Checkpointer:
 
     def _at_exit(self, pid: int) -> None:
         is_clean = getattr(sys, "last_type", None) is None
-        if os.getpid() == pid and is_clean and self._says.get("phase") not in (RankPhase.FAILED, RankPhase.STOPPED):
-            self._say(phase=RankPhase.DONE)
+        session = self._open_session()
+        if os.getpid() == pid and is_clean and session.says.get("phase") not in (RankPhase.FAILED, RankPhase.STOPPED):
+            session.say(phase=RankPhase.DONE)
 
-    def _find_new_keeper(self) -> None:
-        """A keeper that we had started ourselves has died: start another and go on, with new memory."""
-        assert self._group is not None
-        self._is_keeper_lost = False
-        try:
-            self._link = attach(self._clock, self.run_dir, rank=self._group.rank)
-            self._begin(self._launch + 1)
-        except KeeperGone:
-            self._is_keeper_lost = True  # unprotected for this step; the next one tries again
-
-    def _require_restored(self) -> None:
-        if self._agreed is None:
+    def _open_session(self) -> Session:
+        if self._agreed is None or self._session is None:
             raise UsageError(detail="call ckpt.restore() once, after ckpt.track() and before the loop")
+        return self._session
 
 
 def _number(value: Any) -> float | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
@@ -114,7 +115,8 @@ class _SeededDataset:
 
 
 def _as_int(index: Any) -> int:
-    return int(index) if isinstance(index, int) or hasattr(index, "__index__") else hash(index)
+    # Not hash(): for text it is another number in every process.
+    return int(index) if hasattr(index, "__index__") else xxhash.xxh64_intdigest(repr(index).encode())
 
 
 class _SeededCollate:
@@ -187,7 +189,8 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
     def iterate(self: Any) -> Iterator[Any]:
         position: Position = self.ridethrough_position
         position.begin()
-        replay = position.delivered if isinstance(self.dataset, IterableDataset) else 0
+        # A stream without a state of its own is read again from the start of the epoch.
+        replay = position.delivered if isinstance(self.dataset, IterableDataset) and stream_state(self) is None else 0
         if isinstance(self.generator, torch.Generator):
             self.generator.manual_seed(rng.mix(position.seed, position.epoch, _WORKERS))
         batches = kind.__iter__(self)
@@ -247,12 +250,30 @@ def make_resumable(loader: DataLoader[Any], *, seed: int) -> Position:
     return position
 
 
+def stream_state(loader: Any) -> Any:
+    """An iterable dataset whose own state says where it is: it reads in this process and has state_dict and load_state_dict."""
+    dataset = loader.dataset
+    has_state = callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
+    return dataset if isinstance(dataset, IterableDataset) and loader.num_workers == 0 and has_state else None
+
+
+def is_exhausted(loader: Any, position: Position) -> bool:
+    """The batch just delivered was the epoch's last, as far as the loader knows its length."""
+    try:
+        return position.delivered >= len(loader)
+    except TypeError:
+        return False  # a stream of unknown length
+
+
 def presence_of(loader: Any) -> tuple[Presence, str]:
     """Whether a loader's position can be saved and restored exactly."""
     if not isinstance(loader, DataLoader):
         return Presence.PRESENT, f"by the state_dict of {type(loader).__name__}"
-    if isinstance(loader.dataset, IterableDataset) and not hasattr(loader, "state_dict"):
-        return Presence.UNPROTECTABLE, "an iterable dataset without state: replayed from the start of the epoch, exact only if it is deterministic"
+    if stream_state(loader) is not None:
+        return Presence.PRESENT, f"by the state_dict of {type(loader.dataset).__name__}"
+    if isinstance(loader.dataset, IterableDataset):
+        why = "an iterable dataset without state" if loader.num_workers == 0 else "an iterable dataset that reads in workers"
+        return Presence.UNPROTECTABLE, f"{why}: replayed from the start of the epoch, exact only if it is deterministic"
     return Presence.PRESENT, "position, order and per-sample seeds"
 
 

@@ -172,10 +172,9 @@ def _state_of(item: Tracked) -> Any:
         return unwrap(item.value).state_dict()
     if item.position is not None:
         state = item.position.state_dict()
-        inner: Any = item.value.dataset
-        is_stream = isinstance(inner, torch.utils.data.IterableDataset)
-        if is_stream and callable(getattr(inner, "state_dict", None)):
-            state["dataset"] = getattr(inner, "state_dict")()  # noqa: B009  the type does not know it
+        stream = data.stream_state(item.value)
+        if stream is not None:
+            state["dataset"] = stream.state_dict()
         return state
     return item.value.state_dict()
 

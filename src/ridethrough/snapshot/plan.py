@@ -1,0 +1,80 @@
+"""The plan of a launch: what the start agreement decided, told once to the persister and the supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ridethrough.format.attempt import Roster
+from ridethrough.format.seal import decode_parent, encode_parent
+from ridethrough.store.retain import Retention
+from ridethrough.types import AttemptRef, Parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """As it stands on the plan board."""
+
+    run_dir: str
+    run_uid: str
+    attempt: AttemptRef
+    parent: Parent | None
+    resumed_dir: str | None
+    roster: Roster
+    node: str
+    meta: dict[str, Any]
+    """The part of `meta.json` that does not change from save to save."""
+    retention: Retention
+    monitor: str | None
+    save_interval_steps: int
+    snapshot_interval_steps: int
+    restored_step: int
+    damaged: tuple[dict[str, str], ...]
+    """Copies that failed their checksums while the agreement looked for one to restore."""
+
+    def as_board(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "run_dir": self.run_dir,
+            "run_uid": self.run_uid,
+            "attempt": {"seq": self.attempt.seq, "nonce": self.attempt.nonce},
+            "parent": encode_parent(self.parent),
+            "resumed_dir": self.resumed_dir,
+            "roster": self.roster.fields(),
+            "node": self.node,
+            "meta": self.meta,
+            "retention": {"keep_last": self.retention.keep_last, "keep_top": self.retention.keep_top, "mode": self.retention.mode},
+            "monitor": self.monitor,
+            "save_interval_steps": self.save_interval_steps,
+            "snapshot_interval_steps": self.snapshot_interval_steps,
+            "restored_step": self.restored_step,
+            "damaged": list(self.damaged),
+        }
+
+    @staticmethod
+    def from_board(value: dict[str, Any]) -> Plan:
+        """From JSON."""
+        return Plan(
+            **{
+                **value,
+                "attempt": AttemptRef(seq=value["attempt"]["seq"], nonce=value["attempt"]["nonce"]),
+                "parent": decode_parent(value["parent"], path="plan"),
+                "roster": Roster.from_fields(value["roster"], path="plan"),
+                "retention": Retention(**value["retention"]),
+                "damaged": tuple(value["damaged"]),
+            }
+        )
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks on this node."""
+        return tuple(rank for rank, node in enumerate(self.roster.nodes) if node == self.node)
+
+    def my_parts(self) -> tuple[str, ...]:
+        """Parts whose first holder is on this node: ours to write."""
+        return tuple(p.name for p in self.roster.parts if self.roster.nodes[p.holders[0]] == self.node)
+
+
+def first_save(restored_step: int, interval_steps: int) -> int:
+    """The first step after a start that is to become durable, before anything was announced."""
+    return (restored_step // interval_steps + 1) * interval_steps
