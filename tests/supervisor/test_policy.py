@@ -239,8 +239,8 @@ def test_reason_is_never_empty() -> None:
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
-def pace(overdue_s: float, *, p99_s: float = 0.1, is_stepping: bool = True) -> Pace:
-    return Pace(is_stepping=is_stepping, overdue_s=overdue_s, step_s_p99=p99_s)
+def pace(overdue_s: float, *, p99_s: float = 0.1, is_stepping: bool = True, is_inside: bool = True) -> Pace:
+    return Pace(is_stepping=is_stepping, is_inside=is_inside, overdue_s=overdue_s, step_s_p99=p99_s)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,11 @@ def pace(overdue_s: float, *, p99_s: float = 0.1, is_stepping: bool = True) -> P
 )
 def test_suspicion_follows_the_jobs_own_pace(overdue_s: float, p99_s: float, expected: str | None) -> None:
     assert suspicion(pace(overdue_s, p99_s=p99_s), hang_s=60.0) == expected
+
+
+@pytest.mark.parametrize(("overdue_s", "expected"), [(59.0, None), (1799.0, None), (1801.0, "convict")])
+def test_between_epochs_nothing_is_suspected_before_half_an_hour(overdue_s: float, expected: str | None) -> None:
+    assert suspicion(pace(overdue_s, is_inside=False), hang_s=60.0) == expected
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e3))
