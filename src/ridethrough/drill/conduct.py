@@ -145,6 +145,10 @@ def _run_on(
                 say(f"resumed at step {result.restored_step}: RPO {result.rpo_steps} steps, RTO {result.rto_s:.1f} s")
                 if result.restored_step < pending.acknowledged:
                     failures.append(f"step {pending.acknowledged} was called durable and step {result.restored_step} was restored")
+            if sabotage is not None and results:
+                # What was broken shows right after the resume: no need to train to the end.
+                _await(node, watch, lambda: sum(line.is_resume for line in watch.lines) >= RANKS, "the state after the resume")
+                return node.realism, results, failures
             if cut is None:
                 _await(node, watch, lambda: node.has_ended() is not None, "the end of the run")
                 break
@@ -157,7 +161,7 @@ def _run_on(
             node.restore_power()
             power_s = time.monotonic()
     code = node.has_ended()
-    if code != 0 and sabotage is None:
+    if code != 0:
         failures.append(f"the run ended with {code}: {_last_words(watch)}")
     return node.realism, results, failures
 
