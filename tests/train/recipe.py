@@ -125,12 +125,19 @@ Rows = dict[int, dict[str, Any]]
 
 def train(lives: Lives, run_dir: Any, recipe: Recipe, *, until: int | None = None) -> Rows:
     """What every step made of this life came to; the power is cut right after step `until` became durable."""
+    loader = LOADERS[recipe.loader]()
+    try:
+        return _train(lives, run_dir, recipe, loader, until)
+    finally:
+        loader._iterator = None  # persistent workers end with their loader, which nobody would tell them before it is collected
+
+
+def _train(lives: Lives, run_dir: Any, recipe: Recipe, loader: DataLoader[Any], until: int | None) -> Rows:
     seed_everything()
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 1))
     head = nn.Linear(1, 1)
     own = [net] if recipe.has_second_optimizer else [net, head]
     optimizer = recipe.optimizer([p for module in own for p in module.parameters()], lr=0.01)
-    loader = LOADERS[recipe.loader]()
     total = recipe.epochs * SAMPLES
     scheduler = SCHEDULERS[recipe.scheduler](optimizer, total)
     tracked: dict[str, Any] = {"model": net, "head": head, "optimizer": optimizer, "scheduler": scheduler, "data": loader}

@@ -220,7 +220,8 @@ class Persister:
         durable = self._answer.durable
         newest = max(common, default=-1)
         have = durable["step"] if durable and durable["launch"] == self._answer.launch else -1
-        self._note("flush.started", reason=reason, step=newest if newest >= 0 else None, durable_step=have if have >= 0 else None)
+        kind = "flush.started" if newest > have else "flush.unneeded"
+        self._note(kind, reason=reason, step=newest if newest >= 0 else None, durable_step=have if have >= 0 else None)
         if newest > have:
             self._save(newest)
         self._answer.flushed = flush_id

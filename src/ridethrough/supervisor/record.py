@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import queue
 import sys
@@ -17,15 +18,33 @@ _WAIT_S = 2.0
 _QUEUE = 10_000
 
 
+_SENTENCES = {
+    "launch.decided": "launch {launch} ({reason}): {command}",
+    "launch.stepped": "launch {launch} trains on from step {restored_step}",
+    "launch.ended": "launch {launch} ended, {cause}: {detail}; next: {action}",
+    "checkpoint.durable": "step {step} is durable ({size_bytes} bytes in {save_s} s)",
+    "checkpoint.failed": "step {step} was NOT saved: {message} ({code})",
+    "part.quarantined": "{part} of {dir_name} is damaged and was moved to quarantine",
+    "replicas.diverged": "ranks {ranks} differ in {tensors} at step {step}: silent divergence",
+    "trainer.died": "trainer of rank {ranks} died at step {step}",
+    "flush.started": "saving what is in memory, step {step}: {reason}",
+    "hang.suspected": "no step for {overdue_s} s",
+    "hang.convicted": "no step for {overdue_s} s: the trainers are stopped",
+    "supervisor.restarted": "the supervisor was restarted",
+}
+"""For people; what is not listed is only in the journal and in logs."""
+
+
 def echo(kind: str, data: dict[str, Any]) -> None:
-    """The event is on stderr: a sentence for a terminal, a JSON line for a log."""
+    """The event is on stderr: a sentence on a terminal (if it is worth one there), a JSON line in a log."""
     shown = redact(data)
-    if sys.stderr.isatty():
-        fields = " ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
-        line = f"ridethrough: {kind} {fields}"
-    else:
+    if not sys.stderr.isatty():
         line = json.dumps({"ridethrough": kind, **shown}, default=str)
-    sys.stderr.write(line.replace("\n", " ") + "\n")
+    elif kind in _SENTENCES:
+        line = f"ridethrough: {_SENTENCES[kind].format_map(collections.defaultdict(str, shown))}".replace("\n", " ")
+    else:
+        return
+    sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
