@@ -133,11 +133,33 @@ def test_second_command_whose_script_names_the_run_ends_with_11(make_job: Maker)
     assert job.finish(job.start()) == 11, job.shown
 
 
+def test_secret_reaches_no_file_of_run_or_node(make_job: Maker) -> None:
+    canary = "canary-4711-hunter2"
+    job = make_job(environment={"HF_TOKEN": canary})
+    code = f"raise ValueError('cannot read https://user:{canary}@host/data?token={canary}')"
+    assert job.run("--run", job.run_dir, command=[PYTHON, "-c", code, "--api-key", canary]) == 22
+    os.makedirs(job.run_dir, exist_ok=True)
+    files = [path for path in job.root.rglob("*") if path.is_file() and not path.name.startswith("output-")]
+    assert [str(path) for path in files if canary.encode() in path.read_bytes()] == []
+
+
+def test_secret_is_not_repeated_by_our_own_messages(make_job: Maker) -> None:
+    job = make_job()
+    code = "raise ValueError('cannot read https://user:canary-4711-hunter2@host/data')"
+    job.run(command=[PYTHON, "-c", code])
+    ours = [line for line in job.shown.splitlines() if "ridethrough" in line]
+    assert len(ours) >= 3
+    assert not any("hunter2" in line for line in ours)
+
+
 def test_process_that_a_dead_keeper_left_behind_is_ended_by_the_next_start(make_job: Maker) -> None:
     """A process of ours that never met the checkpointer does not die with the keeper: it is fenced by its environment."""
     job = make_job()
     tells = job.tells / "orphan"
-    code = f"import subprocess, pathlib, time; p = subprocess.Popen(['sleep', '300']); pathlib.Path({str(tells)!r}).write_text(str(p.pid)); time.sleep(300)"
+    code = (
+        "import subprocess, pathlib, time; p = subprocess.Popen(['sleep', '300']);"
+        f"pathlib.Path({str(tells)!r}).write_text(str(p.pid)); time.sleep(300)"
+    )
     first = job.start("--run", job.run_dir, command=[PYTHON, "-c", code])
     orphan = int(wait_for("the orphan's pid", lambda: tells.exists() and tells.read_text()))
     job.socket()

@@ -43,8 +43,10 @@ class Noisy(Dataset[Any]):
         return torch.randn(8) + index / self._samples, torch.tensor([index % 5 / 5])
 
 
-def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    total = hashlib.sha256()
+def digest(module: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> str:
+    """Weights, optimizer and learning rate, the batch with its augmentation, and the random numbers to come."""
+    total = hashlib.sha256(repr([group["lr"] for group in optimizer.param_groups]).encode())
+    total.update(batch.numpy().tobytes() + torch.get_rng_state().numpy().tobytes())
     for value in module.state_dict().values():
         total.update(value.detach().numpy().tobytes())
     for state in optimizer.state_dict()["state"].values():
@@ -89,7 +91,7 @@ def main() -> None:
                 raise RuntimeError(f"the data is broken at step {FAIL_AT}")
             # Before the step is counted: the last one before a stop does not come back from `step`.
             inner = net.module if world > 1 else net
-            steps.write(json.dumps({"step": ckpt.global_step + 1, "digest": digest(inner, optimizer), "loss": loss.item()}) + "\n")
+            steps.write(json.dumps({"step": ckpt.global_step + 1, "digest": digest(inner, optimizer, x), "loss": loss.item()}) + "\n")
             ckpt.step(loss=loss)
     (tells / f"done-{rank}").touch()
 

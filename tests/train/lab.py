@@ -6,7 +6,6 @@ A `Life` is what happens between two power cuts: its memory is gone afterwards, 
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
 import random
@@ -62,22 +61,14 @@ class Life:
 
     def end(self) -> None:
         self._is_over.set()
-        self._thread.join(3)
-        if self._thread.is_alive():
-            import faulthandler
-
-            faulthandler.dump_traceback(file=open("/tmp/hang.txt", "a"))
         self._thread.join(10)
 
 
 @pytest.fixture
 def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
     found = Lives(monkeypatch)
-    # A loader that is collected in the persister's thread waits there for its workers for seconds.
-    gc.disable()
     yield found
     found.end()
-    gc.enable()
 
 
 class Lives:
@@ -92,7 +83,6 @@ class Lives:
     def start(self, run_dir: Any, **settings: Any) -> Checkpointer:
         """The power is back: a new process with a new checkpointer."""
         self.end()
-        gc.collect()
         life = self._now = Life()
         self._patch.setattr(checkpointer, "attach", lambda *_, **__: life.link)
         self._patch.setattr(session, "KeeperLink", lambda *_, **__: life.link)

@@ -55,6 +55,25 @@ class Stream(IterableDataset[Any]):
             yield torch.full((6,), float(index)), index
 
 
+class Counter(IterableDataset[Any]):
+    """A stream that knows where it is, as streams from files do."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        while self._at < SAMPLES:
+            self._at += 1
+            yield torch.full((6,), float(self._at)), self._at
+        self._at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
+
+
 class Average:
     """Averaged weights, as scripts keep them."""
 
@@ -89,6 +108,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "batch sampler": lambda: DataLoader(Augmented(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=False)),
     "no batches": lambda: DataLoader(Augmented(), batch_size=None, shuffle=True),
     "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
+    "stream with a state": lambda: DataLoader(Counter(), batch_size=BATCH),
     "2 workers": lambda: _shuffled(num_workers=2, collate_fn=mixing),
     "2 persistent workers": lambda: _shuffled(num_workers=2, persistent_workers=True, collate_fn=mixing),
 }

@@ -24,6 +24,7 @@ from ridethrough.errors import (
     NothingRestorable,
     RideThroughError,
     StateMismatch,
+    StorageError,
     StorageUnreachable,
     TierMissing,
     TwoHeads,
@@ -95,6 +96,9 @@ def _attempt(act: Callable[[], T]) -> tuple[T | None, RideThroughError | None]:
         return act(), None
     except RideThroughError as error:
         return None, error
+    except OSError as error:
+        # Not-found and the like keep their own type on the way here: a run directory that is a file, say.
+        return None, StorageError(path=str(error.filename), detail=str(error.strerror))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
