@@ -20,6 +20,7 @@ from typing import Any
 import xxhash
 
 from ridethrough.errors import FormatTooNew
+from ridethrough.format import layout
 from ridethrough.redact import redact
 from ridethrough.seam.clock import Clock, boot_id
 from ridethrough.seam.fs import FileSystem
@@ -165,6 +166,7 @@ class Journal:
 
         Raises:
             StorageError: It is not; nothing may be acted on as if it were.
+            FileNotFoundError: There is no run to keep a journal of.
         """
         event = Event(
             kind=kind,
@@ -180,8 +182,10 @@ class Journal:
         try:
             self._fs.append(self.path, line)
         except FileNotFoundError:
-            # Somebody has removed the directory; the run goes on, and so does its record.
+            # Somebody has removed the directory; the run goes on, and so does its record. Not so where the run's marker is
+            # missing, too: that is the mount point of a disk that is not there, or a run that is not there yet.
             directory = os.path.dirname(self.path)
+            self._fs.stat(os.path.join(os.path.dirname(directory), layout.RUN))
             self._fs.make_dir(directory)
             self._fs.sync_dir(os.path.dirname(directory))  # or a cut takes the new journal with it
             self._fs.append(self.path, line)

@@ -125,6 +125,26 @@ def test_record_after_a_refusal_clears_it(pen: Pen, journal: FakeJournal) -> Non
     assert pen.refusal is None
 
 
+def test_refused_events_are_written_first_when_the_journal_takes_them_again(pen: Pen, journal: FakeJournal) -> None:
+    journal.refuses = True
+    pen.open(journal)  # type: ignore[arg-type]
+    pen.note("one")
+    pen.note("two")
+    journal.refuses = False
+    pen.note("three")
+    assert [kind for kind, _ in journal.events] == ["one", "two", "three"]
+
+
+def test_refused_event_is_written_without_a_newer_one(pen: Pen, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_RETRY_S", 0.01)
+    journal.refuses = True
+    pen.open(journal)  # type: ignore[arg-type]
+    pen.note("one")
+    journal.refuses = False
+    wait_for_events(journal, 1)
+    assert [kind for kind, _ in journal.events] == ["one"]
+
+
 @pytest.mark.usefixtures("short_wait")
 def test_full_queue_refuses_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_QUEUE", 3)

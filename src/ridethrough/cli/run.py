@@ -56,10 +56,13 @@ def command(run_dir: str | None, is_fresh: bool, hang_s: float, grace_s: float, 
     from ridethrough.seam import process  # noqa: PLC0415  Linux only; --help works everywhere
 
     process.require_linux("ridethrough run")
-    from ridethrough.snapshot.address import new_socket_path  # noqa: PLC0415
+    from ridethrough.snapshot.address import new_socket_path, remember_alias  # noqa: PLC0415
     from ridethrough.supervisor.loop import Settings  # noqa: PLC0415
     from ridethrough.supervisor.start import keep  # noqa: PLC0415
 
     settings = Settings(argv=argv, is_fresh=is_fresh, hang_s=hang_s, grace_s=grace_s)
-    code = keep(settings, run_dir=os.path.realpath(run_dir) if run_dir else None, socket_path=new_socket_path())
+    real = os.path.realpath(run_dir) if run_dir else None
+    if run_dir and real:
+        remember_alias(run_dir, real)
+    code = keep(settings, run_dir=real, socket_path=new_socket_path())
     raise SystemExit(code)

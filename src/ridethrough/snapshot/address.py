@@ -8,7 +8,7 @@ import uuid
 
 from ridethrough.seam import process
 from ridethrough.seam.fs import PosixFileSystem
-from ridethrough.store.commit import ensure_dir
+from ridethrough.store.commit import ensure_dir, publish
 from ridethrough.store.start import run_key
 
 
@@ -33,8 +33,17 @@ def log_path(run_dir: str) -> str:
     return os.path.join(_directory("logs"), f"{run_key(run_dir)}.log")
 
 
+def remember_alias(path: str, run_dir: str) -> None:
+    """`find_socket` knows the run also by this path (through a link, say), without having to look at the disk it is on."""
+    if os.path.abspath(path) != run_dir:
+        publish(PosixFileSystem(), os.path.join(_directory("aliases"), run_key(path)), run_dir.encode("utf-8", "surrogateescape"))
+
+
 def find_socket(run_dir: str) -> str | None:
     """Where the keeper of a run answers, None if none lives; never touches the run directory."""
+    alias = os.path.join(process.state_dir(), "aliases", run_key(run_dir))
+    with contextlib.suppress(FileNotFoundError), open(alias, encoding="utf-8", errors="surrogateescape") as file:
+        run_dir = file.read()
     path = os.path.join(process.state_dir(), "locks", f"{run_key(run_dir)}.lock")
     with contextlib.suppress(OSError, ValueError):  # no lock, or one that was never filled in: nobody keeps the run
         with open(path, encoding="utf-8") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import queue
 import sys
@@ -16,6 +17,8 @@ from ridethrough.redact import redact
 _WAIT_S = 2.0
 """How long a decision waits for its record: longer than any healthy fsync, shorter than a person notices."""
 _QUEUE = 10_000
+_REFUSED = 1000
+_RETRY_S = 0.5
 
 
 _SENTENCES = {
@@ -51,8 +54,10 @@ def echo(kind: str, data: dict[str, Any]) -> None:
 class Pen:
     """Writes events in order, in a thread of its own; owned by the supervisor until its process ends.
 
-    Before the run directory is known, events wait. If storage hangs, `note` returns after two
-    seconds with the event still queued: a decision late on record is better than no decision.
+    Before the run directory is known, events wait; those that the journal refuses (a full disk, a
+    directory that is not there yet) are tried again, the newest thousand of them. If storage hangs,
+    `note` returns after two seconds with the event still queued: a decision late on record is
+    better than no decision.
     """
 
     def __init__(self) -> None:
@@ -88,12 +93,18 @@ class Pen:
     def _write(self) -> None:
         self._is_open.wait()
         assert self._journal is not None
+        refused: collections.deque[tuple[str, dict[str, Any]]] = collections.deque(maxlen=_REFUSED)
         while True:
-            kind, data, done = self._queue.get()
+            done = None
+            with contextlib.suppress(queue.Empty):
+                kind, data, done = self._queue.get(timeout=_RETRY_S if refused else None)
+                refused.append((kind, data))
             try:
-                self._journal.append(kind, **data)
+                while refused:
+                    self._journal.append(refused[0][0], **refused[0][1])
+                    refused.popleft()
                 self.refusal = None
             except (RideThroughError, OSError) as error:
                 self.refusal = str(error)
-            finally:
+            if done is not None:
                 done.set()  # a refusal is an answer too: nobody need wait for it

@@ -18,6 +18,7 @@ from ridethrough.seam import process
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot import link as names
+from ridethrough.snapshot.address import remember_alias
 from ridethrough.snapshot.plan import Plan
 from ridethrough.snapshot.post import PartState
 from ridethrough.snapshot.ranks import RankPhase
@@ -80,6 +81,7 @@ class Checkpointer:
         if every_n_train_steps < 1 or keep_last < 1 or mode not in ("min", "max") or (save_top_k and not monitor):
             raise UsageError(detail="Checkpointer: every_n_train_steps and keep_last are at least 1, mode is min or max, save_top_k needs monitor")
         self.run_dir = os.path.realpath(run_dir)
+        remember_alias(os.fspath(run_dir), self.run_dir)
         self._every = every_n_train_steps
         self._experiment = experiment or os.path.basename(self.run_dir)
         self._config = config
