@@ -92,6 +92,21 @@ def test_read_gives_back_what_was_posted(writer: Slot, reader: Slot) -> None:
     assert is_whole(reader)
 
 
+def test_snapshot_can_be_pinned_as_soon_as_it_is_seen_posted(writer: Slot, reader: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that were given back only later would make the persister take the snapshot for overwritten."""
+    write_header = Slot._write_header
+    pinned = []
+
+    def then_pin(slot: Slot, *fields: int) -> None:
+        write_header(slot, *fields)
+        if reader.posted_step() is not None:
+            pinned.append(reader.pin(7))
+
+    monkeypatch.setattr(Slot, "_write_header", then_pin)
+    post(writer, 7)
+    assert pinned == [True]
+
+
 def test_pin_blocks_the_writer(writer: Slot, reader: Slot) -> None:
     post(writer, 1)
     assert reader.pin(1)

@@ -87,9 +87,10 @@ class Slot:
         if index_at + len(text) > self.size_bytes:
             raise ValueError("the index does not fit in the slot")
         self.memory[index_at : index_at + len(text)] = text
+        # Before the header: whoever sees it posted must be able to pin it at once. Only this process writes here.
+        self.release()
         # The header comes last: until it says posted, under its checksum, nobody takes the slot for whole.
         self._write_header(_POSTED, len(text), step, index_at, xxhash.xxh3_64_intdigest(text))
-        self.release()
 
     def release(self) -> None:
         """The pin or write lock is given back."""

@@ -45,12 +45,10 @@ def attach(clock: Clock, run_dir: str, *, rank: int) -> KeeperLink:
     try:
         while clock.monotonic_s() < deadline_s:
             found = find_socket(run_dir)
-            if found is not None:
-                link = KeeperLink(found, role="trainer", rank=rank)
-                if not link.hello.get("is_library"):
-                    raise StoreLocked(path=run_dir, holder=f"process {link.hello['keeper_pid']} (ridethrough run)")
+            link = _library_link(found, run_dir, rank=rank) if found is not None else None
+            if link is not None:
                 return link
-            if not is_started and _try_lock(lock, run_dir):
+            if found is None and not is_started and _try_lock(lock, run_dir):
                 # One of the node's ranks starts the keeper; the others wait for it.
                 process.start_detached([sys.executable, "-m", "ridethrough.supervisor.start", run_dir, new_socket_path()], log_path=log_path(run_dir))
                 is_started = True
@@ -58,6 +56,17 @@ def attach(clock: Clock, run_dir: str, *, rank: int) -> KeeperLink:
     finally:
         lock.release()
     raise KeeperGone(detail=f"none answered within {_START_S:.0f} s, see {log_path(run_dir)}")
+
+
+def _library_link(socket_path: str, run_dir: str, *, rank: int) -> KeeperLink | None:
+    """A link to the keeper that owns the run; None if it does not answer: it may be about to listen, or about to end."""
+    try:
+        link = KeeperLink(socket_path, role="trainer", rank=rank)
+    except KeeperGone:
+        return None
+    if not link.hello.get("is_library"):
+        raise StoreLocked(path=run_dir, holder=f"process {link.hello['keeper_pid']} (ridethrough run)")
+    return link
 
 
 def claim(link: KeeperLink, run_dir: str) -> None:
