@@ -57,11 +57,3 @@ class Parent:
 
     attempt: AttemptRef
     step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What to do and why; goes to the journal before it is acted on."""
-
-    action: str
-    reason: str

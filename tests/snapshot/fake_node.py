@@ -65,6 +65,8 @@ class FakeNode:
 
     def say(self, **news: Any) -> None:
         """The control board, as a supervisor writes it."""
+        if "announced" in news:
+            news["announcement"] = int(self._said.get("announcement", 0)) + 1
         self._said.update(news)
         self._control.write(self._said)
 

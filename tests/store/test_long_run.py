@@ -58,7 +58,7 @@ def test_ten_thousand_saves_with_damage_never_fill_the_disk_nor_lose_the_newest_
                 damaged_count += 1
 
             def damage(stage: str, step: int = step, is_damaged: bool = is_damaged) -> None:
-                if stage == "durable" and is_damaged:
+                if stage == "verify" and is_damaged:
                     directory = os.path.join(store.run_dir, store.dir_name(step))
                     name = chance.choice(sorted(os.listdir(directory)))
                     flip_bit(os.path.join(directory, name), chance.randrange(1 << 30), chance.randrange(8))

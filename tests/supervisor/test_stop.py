@@ -87,10 +87,12 @@ def test_command_that_ignores_sigterm_gets_sigkill() -> None:
     assert [advance(signalled, rank(), now_s=s).send for s in (5.0, 10.1)] == [None, signal.SIGKILL]
 
 
-def test_sigkill_is_sent_once() -> None:
+def test_sigkill_is_repeated_until_it_works_and_is_on_record_once() -> None:
     signalled = {"id": 0, "state": "signalled", "step": -1, "since_s": 0.0, "term_s": 0.0}
     after = advance(signalled, rank(), now_s=10.1).state
-    assert advance(after, rank(), now_s=99.0).send is None
+    again = advance(after, rank(), now_s=99.0)
+    assert again.send == signal.SIGKILL
+    assert again.record is None
 
 
 def test_every_decision_is_on_record() -> None:

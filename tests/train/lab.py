@@ -50,12 +50,13 @@ class Life:
         control, rank = self.link.board(links.CONTROL), self.link.board(links.rank_board(1, 0))
         persister = Persister(PosixFileSystem(), SystemClock(), self.link, echo=lambda kind, data: self.events.append((kind, data)))  # type: ignore[arg-type]
         control.write({"launch": 1})
-        announced = None
+        announced, number = None, 0
         while not self._is_over.is_set():
             wanted = rank.read().get("wanted_save")
             if wanted is not None and wanted != announced:
-                announced = wanted
-                control.write({"launch": 1, "announced": announced})
+                number += 1
+                control.write({"launch": 1, "announced": wanted, "announcement": number})
+            announced = wanted
             persister.tick()
             time.sleep(0.001)
 

@@ -293,7 +293,7 @@ def job() -> dict[str, Any]:
 
 
 def presence(objects: dict[str, Any]) -> dict[str, str]:
-    return {name: row["presence"] for name, row in state.classes(classify(objects), config_hash="abc").items()}
+    return {name: row["presence"] for name, row in state.classes(classify(objects), config_hash="abc", world_size=1).items()}
 
 
 def test_complete_job_has_all_six_classes_present() -> None:
@@ -311,7 +311,7 @@ def test_class_that_is_not_tracked_is_named_missing(name: str, missing: StateCla
 
 
 def test_missing_class_says_how_to_add_it() -> None:
-    assert state.classes(classify({"model": net()}), config_hash=None)["optimizer"]["detail"] == "track(optimizer=…)"
+    assert state.classes(classify({"model": net()}), config_hash=None, world_size=1)["optimizer"]["detail"] == "track(optimizer=…)"
 
 
 def test_iterable_dataset_without_a_state_is_reported_unprotectable() -> None:
@@ -334,9 +334,9 @@ def test_iterable_dataset_with_a_state_is_present() -> None:
 
 
 def test_unknown_config_is_said_to_be_unknown() -> None:
-    assert "config hash unknown" in state.classes(classify(job()), config_hash=None)["metrics"]["detail"]
+    assert "config hash unknown" in state.classes(classify(job()), config_hash=None, world_size=1)["metrics"]["detail"]
 
 
 def test_grad_scaler_counts_as_optimizer_state() -> None:
-    rows = state.classes(classify({**job(), "scaler": torch.amp.GradScaler("cpu")}), config_hash=None)
+    rows = state.classes(classify({**job(), "scaler": torch.amp.GradScaler("cpu")}), config_hash=None, world_size=1)
     assert "scaler (GradScaler)" in rows["optimizer"]["detail"]

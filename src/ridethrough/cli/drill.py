@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import sys
 
 import click
 
@@ -69,6 +71,8 @@ def command(
     from ridethrough.drill import scenario as scenarios  # noqa: PLC0415
 
     wanted = scenarios.find(scenario)
+    # Mounts, namespaces and processes are taken down on the way out, so a request to stop must come as an exception.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     limit_s = _seconds(target_rto)
     clock = SystemClock()
     chosen = seed if seed is not None else int.from_bytes(os.urandom(3), "big")

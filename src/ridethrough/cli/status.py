@@ -17,6 +17,7 @@ from ridethrough.seam.clock import SystemClock
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.address import find_socket
 from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.plan import first_save
 
 _STORAGE_S = 1.2
 """Longer than any healthy listing; with the keeper's answer it stays under two seconds."""
@@ -115,7 +116,7 @@ def _describe(
         "verified": _point(verified, now_s),
         "exposure": _exposure(steps, durable, plan, now_s),
         "save": {
-            "next_step": control.get("announced") or (plan or {}).get("save_interval_steps"),
+            "next_step": control.get("announced") or (first_save(plan["restored_step"], plan["save_interval_steps"]) if plan else None),
             "interval_steps": (plan or {}).get("save_interval_steps"),
             "snapshot_interval_steps": (plan or {}).get("snapshot_interval_steps"),
             "in_progress": {"step": busy["step"], "phase": busy["phase"], "age_s": round(now_s - busy["since_s"], 2)} if busy else None,

@@ -8,6 +8,7 @@ import fcntl
 import os
 import platform
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from ridethrough.errors import KeeperGone, PlatformUnsupported, StoreLocked
 from ridethrough.redact import redact_argv, redact_text
+from ridethrough.seam.clock import boot_id
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -137,14 +139,26 @@ def available_memory_bytes() -> int:
     """Memory that can be used without swapping: the smaller of the machine's and the cgroup's."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.M)
     available = int(found.group(1)) * 1024 if found else 1 << 62
-    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit in it
+    with contextlib.suppress(OSError, IndexError):  # no cgroup v2
         relative = Path("/proc/self/cgroup").read_text(encoding="utf-8").split("::", 1)[1].strip()
-        group = Path("/sys/fs/cgroup") / relative.lstrip("/")
+        root = Path("/sys/fs/cgroup")
+        group = root / relative.lstrip("/")
+        while group != root and root in group.parents:
+            available = min(available, _group_memory_bytes(group))
+            group = group.parent  # a job's or a slice's limit stands further up
+    return max(available, 0)
+
+
+def _group_memory_bytes(group: Path) -> int:
+    """What the cgroup's limit leaves, its reclaimable page cache included; no limit is a very large number."""
+    try:
         limit = int((group / "memory.max").read_text(encoding="ascii"))
         used = int((group / "memory.current").read_text(encoding="ascii"))
-        cached = re.search(r"^file (\d+)", (group / "memory.stat").read_text(encoding="ascii"), re.M)
-        available = min(available, limit - used + (int(cached.group(1)) if cached else 0))
-    return max(available, 0)
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):
+        return 1 << 62
+    # Shared memory counts as file there, and our slots are just that: nobody can reclaim it.
+    return limit - used + int(stat.get("file", 0)) - int(stat.get("shmem", 0))
 
 
 def node_name() -> str:
@@ -191,7 +205,7 @@ class FileLock:
             raise StoreLocked(path=run, holder=f"process {holder}") from None
         previous = os.pread(descriptor, PATH_BYTES, 0).decode("utf-8", "replace")
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n{note}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{note}\n{start_time(os.getpid())} {boot_id()}\n".encode(), 0)
         self._descriptor = descriptor
         return previous
 
@@ -215,7 +229,7 @@ def run_captured(argv: Sequence[str], *, timeout_s: float, cwd: str | None = Non
     return done.returncode, done.stdout
 
 
-def fork_function(function: Callable[[], None], *, name: str, close: Iterable[int] = ()) -> int:
+def fork_function(function: Callable[[], None], *, name: str) -> int:
     """A child process that runs `function` and nothing of ours after it; dies with this process.
 
     Forked and not executed anew: the code is already in memory, so the child starts even when the
@@ -236,8 +250,8 @@ def fork_function(function: Callable[[], None], *, name: str, close: Iterable[in
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the keeper decides what a signal means
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in close:
-            os.close(descriptor)  # a copy kept here would hide the keeper's death from everybody
+        # A copy kept here would hide the keeper's death, hold memory it has freed, or hold the run's lock after it.
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         function()
         code = 0
     except KeeperGone:
@@ -246,7 +260,8 @@ def fork_function(function: Callable[[], None], *, name: str, close: Iterable[in
         traceback.print_exc()
         raise
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # a dead terminal must not keep the child from ending here
+            sys.stderr.flush()
         os._exit(code)
 
 

@@ -7,6 +7,7 @@ import os
 import uuid
 
 from ridethrough.seam import process
+from ridethrough.seam.clock import boot_id
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.commit import ensure_dir, publish
 from ridethrough.store.start import run_key
@@ -19,8 +20,14 @@ def _directory(name: str) -> str:
 
 
 def new_socket_path() -> str:
-    """A path for a new keeper's socket; its directory exists."""
-    return os.path.join(_directory("sockets"), f"{os.getpid()}-{uuid.uuid4().hex[:8]}.sock")
+    """A path for a new keeper's socket; its directory exists, and sockets of keepers that were killed are gone."""
+    directory = _directory("sockets")
+    for name in os.listdir(directory):
+        pid = name.partition("-")[0]
+        if pid.isdigit() and not process.is_alive(int(pid)):
+            with contextlib.suppress(FileNotFoundError):  # another start was faster
+                os.unlink(os.path.join(directory, name))
+    return os.path.join(directory, f"{os.getpid()}-{uuid.uuid4().hex[:8]}.sock")
 
 
 def lock_path(run_dir: str) -> str:
@@ -45,9 +52,11 @@ def find_socket(run_dir: str) -> str | None:
     with contextlib.suppress(FileNotFoundError), open(alias, encoding="utf-8", errors="surrogateescape") as file:
         run_dir = file.read()
     path = os.path.join(process.state_dir(), "locks", f"{run_key(run_dir)}.lock")
-    with contextlib.suppress(OSError, ValueError):  # no lock, or one that was never filled in: nobody keeps the run
+    with contextlib.suppress(OSError, ValueError, IndexError):  # no lock, or one that was never filled in: nobody keeps the run
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
-        if len(lines) > 1 and process.is_alive(int(lines[0])):
+        started, _, boot = lines[2].partition(" ")
+        # After a power cut another process may have the number.
+        if boot == boot_id() and process.is_alive(int(lines[0]), int(started)):
             return lines[1]
     return None

@@ -14,6 +14,8 @@ from ridethrough.snapshot.slots import Slot
 SOCKET_VARIABLE = "RIDETHROUGH_SOCKET"
 LAUNCH_VARIABLE = "RIDETHROUGH_LAUNCH"
 FRESH_VARIABLE = "RIDETHROUGH_FRESH"
+RESTART_VARIABLE = "RIDETHROUGH_RESTART"
+"""Set once a launch of the command has got through its start agreement: a wish for a fresh start is fulfilled."""
 
 CONTROL = "control"
 """Board written by the supervisor: launch, announced save, stop, flush."""

@@ -119,16 +119,16 @@ class Persister:
         announced = control.get("announced")
         if announced is None:
             announced = first_save(self._plan.restored_step, self._plan.save_interval_steps)
-        announced = int(announced)
+        announced, number = int(announced), int(control.get("announcement", 0))
         durable = self._answer.durable
-        if announced <= self._done_announcement or (durable and durable["launch"] == launch and durable["step"] >= announced):
+        if number <= self._done_announcement or (durable and durable["launch"] == launch and durable["step"] >= announced):
             return False
         state = self._slots_at(announced)
         if state == "missed":
-            self._done_announcement = announced
+            self._done_announcement = number
             self._fail(announced, SaveFailed.code, "a rank had already passed this step when the save was announced")
         elif state == "ready":
-            self._done_announcement = announced
+            self._done_announcement = number
             self._save(announced)
         return True
 
@@ -258,6 +258,7 @@ class Persister:
         contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]] = {}
         try:
             contents = {rank: slot.read() for rank, slot in pinned.items()}
+            captured_s = min((float(index["captured_s"]) for _, index in contents.values() if "captured_s" in index), default=began_s)
             seals = self._writer.commit(self._part_saves(step, contents))
             self._compare_holders(step, seals, contents)
         except (RideThroughError, OSError) as error:
@@ -268,7 +269,7 @@ class Persister:
             contents.clear()  # the views into the slots must go before a slot can be unmapped
             for slot in pinned.values():
                 slot.release()
-        self._settle(step, seals, began_s)
+        self._settle(step, seals, began_s, captured_s=captured_s)
 
     def _part_saves(self, step: int, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> list[PartSave]:
         """The parts this node is to write, each as its first living holder has it."""
@@ -306,7 +307,7 @@ class Persister:
                     self._answer.diverged = {"step": step, "part": seal.part, "ranks": [first_rank, rank], "tensors": names_differing}
                     self._note("replicas.diverged", step=step, part=seal.part, ranks=[first_rank, rank], tensors=names_differing)
 
-    def _settle(self, step: int, seals: tuple[Seal, ...], began_s: float) -> None:
+    def _settle(self, step: int, seals: tuple[Seal, ...], began_s: float, *, captured_s: float) -> None:
         """Durable is said, then proven by reading back, then retention may run."""
         assert self._writer is not None
         now_s = self._clock.monotonic_s()
@@ -322,7 +323,7 @@ class Persister:
             "save_id": first.save_id,
             "dir_name": dir_name,
             "at_s": now_s,
-            "captured_s": began_s,
+            "captured_s": captured_s,
         }
         self._answer.failures_in_a_row = 0
         self._phase(step, "verifying")

@@ -42,6 +42,9 @@ class RankState:
     posted_step: int = -1
     wanted_save: int | None = None
     """The rank waits for this step to be durable."""
+    wanted_at_s: float = 0.0
+    is_unsaved: bool = False
+    """The process has left its loop with steps that only its snapshots have."""
     stop_seen: int = 0
     """Number of the last stop proposal this rank has seen."""
     stop_was_late: bool = False

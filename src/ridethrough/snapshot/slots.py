@@ -22,6 +22,7 @@ from typing import Any
 
 import xxhash
 
+from ridethrough.errors import Damaged
 from ridethrough.seam.process import reopen
 
 PAGE = 4096
@@ -119,8 +120,11 @@ class Slot:
 
     def read(self) -> tuple[tuple[SlotPart, ...], dict[str, Any]]:
         """The parts and the index of a pinned slot."""
-        _, _, length, _, index_at, _ = _HEADER.unpack_from(self.memory)
-        index = json.loads(self.memory[index_at : index_at + length])
+        _, _, length, _, index_at, index_sum = _HEADER.unpack_from(self.memory)
+        text = self.memory[index_at : index_at + length]
+        if xxhash.xxh3_64_intdigest(text) != index_sum:
+            raise Damaged(path="slot", detail="the index of a snapshot in memory does not match its checksum")
+        index = json.loads(text)
         view = memoryview(self.memory)
         parts = tuple(
             SlotPart(name=part["name"], payload=view[part["at"] : part["at"] + part["size_bytes"]], tree=part["tree"]) for part in index["parts"]

@@ -10,6 +10,7 @@ A save from end to end, each line before the next:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -88,10 +89,27 @@ class RunWriter:
 
         Raises:
             Fenced: A newer attempt owns the run.
-            StorageError: The tier refuses; a part that was already sealed stays and harms nobody.
+            StorageError: The tier refuses; what this call had written is taken back as far as the tier lets us.
         """
         require_newest(self._fs, self._run_dir, self._attempt)
-        return tuple(commit_part(self._fs, self._run_dir, save) for save in saves)
+        done: list[Seal] = []
+        try:
+            for save in saves:
+                done.append(commit_part(self._fs, self._run_dir, save))
+        except BaseException:
+            self._take_back(done)
+            raise
+        return tuple(done)
+
+    def _take_back(self, seals: list[Seal]) -> None:
+        """Parts of a save that will never be whole do not keep the space that the next save needs."""
+        for seal in seals:
+            directory = os.path.join(self._run_dir, layout.step_dir(seal.step, seal.save_id))
+            # The disk that refused the save may refuse this too; retention removes what stays behind.
+            with contextlib.suppress(RideThroughError, OSError):
+                self._fs.remove(os.path.join(directory, seal.payload_name.removesuffix(".safetensors") + ".seal"))
+                self._fs.sync_dir(directory)  # never a seal without its payload
+                self._fs.remove(os.path.join(directory, seal.payload_name))
 
     def settle(self, seals: tuple[Seal, ...]) -> None:
         """The committed save is proven, read back from the medium.

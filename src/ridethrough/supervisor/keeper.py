@@ -73,6 +73,7 @@ class Keeper:
         self._memory: dict[str, tuple[int, int]] = {}
         self._command = _Command()
         self._launches = 0
+        self._greeted: dict[int, int | None] = {}
         self._joined: dict[int, int | None] = {}
         self._ending = _Ending()
         self._lock: process.FileLock | None = None
@@ -146,10 +147,6 @@ class Keeper:
 
     # -- children --------------------------------------------------------------------------------------------------
 
-    def _private_descriptors(self) -> list[int]:
-        server = [self._server.fileno()] if self._server else []
-        return [*server, *(c.fileno() for c in self._connections)]
-
     def _start_due_helpers(self) -> None:
         for helper in self._helpers:
             if helper.due_s is not None and self._clock.monotonic_s() >= helper.due_s:
@@ -159,7 +156,6 @@ class Keeper:
                 helper.pid = process.fork_function(
                     lambda function=function: function(self._socket_path),  # type: ignore[misc]
                     name=f"rt-{helper.role}",
-                    close=self._private_descriptors(),
                 )
 
     def _reap(self) -> None:
@@ -191,7 +187,7 @@ class Keeper:
     def _stop_everything(self) -> None:
         for helper in self._helpers:
             helper.due_s = None
-        # Workers first: nobody may go on training whose snapshots nobody holds any more.
+        # Nobody may go on training whose snapshots nobody holds any more.
         for _ in range(50):
             left = process.descendants(os.getpid())
             if not left:
@@ -232,6 +228,9 @@ class Keeper:
             self._hang_up(connection)
 
     def _hello(self, message: dict[str, Any], _given: list[int]) -> dict[str, Any]:
+        if message.get("role") == "trainer":
+            pid = int(message["pid"])
+            self._greeted[pid] = process.start_time(pid)
         return {"keeper_pid": os.getpid(), **self._facts}
 
     def _names(self, _message: dict[str, Any], _given: list[int]) -> dict[str, Any]:
@@ -335,6 +334,7 @@ class Keeper:
             "pid": command.pid,
             "status": command.status,
             "ended_s": command.ended_s,
+            "trainers": sum(process.is_alive(pid, started) for pid, started in self._greeted.items()),
             "workers": len(self._workers()) if command.status is not None else None,
             "signals": list(self._ending.signals),
             "helpers": {h.role: {"pid": h.pid, "restarts": h.restarts} for h in self._helpers},

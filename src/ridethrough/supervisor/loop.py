@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from ridethrough.errors import JobStuck
 from ridethrough.format import layout
 from ridethrough.journal import Journal
 from ridethrough.redact import redact_text
@@ -26,7 +27,7 @@ ROUND_S = 0.05
 _LEAD_S = 4 * ROUND_S
 """An announcement must be seen by every rank before it gets there: a few rounds ahead."""
 _FLUSH_WAIT_S = 120.0
-_SETTLE_WAIT_S = 120.0
+_UNKILLABLE_S = 60.0
 _LIBRARY_WAIT_S = 120.0
 _STEPPING = {RankPhase.TRAINING, RankPhase.OUTSIDE, RankPhase.SAVING}
 
@@ -48,6 +49,11 @@ class Memory:
 
     launch: int = 0
     announced: int | None = None
+    announcement: int = 0
+    """Counts announcements of this launch, so that the same step can be announced again."""
+    announced_at_s: float = 0.0
+    has_agreed: bool = False
+    """Some launch of this command got through its start agreement."""
     flush: dict[str, Any] | None = None
     stop: dict[str, Any] | None = None
     past: list[dict[str, Any]] = field(default_factory=list)
@@ -97,6 +103,8 @@ class Supervisor:
         """Observe everything once, and do what follows from it."""
         look = self._link.request("look")
         self._open_journal(look)
+        if self._settings.argv and int(look["launch"]) > self.memory.launch:
+            self._adopt(int(look["launch"]))
         if self.memory.launch == 0 and not self._begin(look):
             return
         ranks = self._observe_ranks()
@@ -126,7 +134,7 @@ class Supervisor:
             if found:
                 self.memory.launch = max(found)
                 self._publish()
-            elif self._clock.monotonic_s() - self._began_s > _LIBRARY_WAIT_S:
+            elif not look["trainers"] and self._clock.monotonic_s() - self._began_s > _LIBRARY_WAIT_S:
                 self._link.request("finish", code=0)
             return bool(found)
         if look["signals"]:
@@ -136,21 +144,26 @@ class Supervisor:
         return False
 
     def _launch(self, reason: str) -> None:
-        environment = {names.FRESH_VARIABLE: "1"} if self._settings.is_fresh and self.memory.launch == 0 else {}
         old = self.memory
+        # A fresh start is wished for until there was one; what comes after is a restart and goes on.
+        environment = {names.RESTART_VARIABLE: "1"} if old.has_agreed else {names.FRESH_VARIABLE: "1"} if self._settings.is_fresh else {}
         self._pen.note(
             "launch.decided", launch=old.launch + 1, reason=reason, at_s=self._clock.monotonic_s(), command=process.shown_command(self._settings.argv)
         )
         if old.launch:
             self._link.request("free", prefix=f"{old.launch}/")
+        answer = self._link.request("spawn", argv=list(self._settings.argv), environment=environment)
+        self._adopt(int(answer["launch"]))
+
+    def _adopt(self, launch: int) -> None:
+        """The launch is ours to watch. Also one that a predecessor has started and died before it could write that down."""
         for board in self._ranks.values():
             board.close()
         self._ranks.clear()
         self._plan = {}
-        answer = self._link.request("spawn", argv=list(self._settings.argv), environment=environment)
-        self.memory = Memory(launch=int(answer["launch"]), past=old.past)
+        self.memory = Memory(launch=launch, past=self.memory.past, has_agreed=self.memory.has_agreed)
         self._publish()
-        self._relay.follow(self.memory.launch)
+        self._relay.follow(launch)
 
     # -- observing -------------------------------------------------------------------------------------------------
 
@@ -163,6 +176,7 @@ class Supervisor:
                 board = self._link.board(name, size)
                 self._plan = board.read()
                 board.close()
+                self.memory.has_agreed = self.memory.has_agreed or bool(self._plan)
         states = [decode_rank(board.read()) for board in self._ranks.values()]
         return tuple(sorted((s for s in states if s is not None), key=lambda s: s.rank))
 
@@ -199,7 +213,10 @@ class Supervisor:
         if len(ranks) == self._local_world() and len(wanted) == 1 and all(r.wanted_save is not None for r in ranks):
             target = wanted.pop()
             assert target is not None
-            if target > durable_step and current != target and not has_failed:
+            # A step that was refused before it was asked for (again) is announced anew.
+            is_refused = failed.get("launch") == self.memory.launch and failed.get("step") == target
+            is_retry = is_refused and failed["at_s"] < max(r.wanted_at_s for r in ranks) and self.memory.announced_at_s <= failed["at_s"]
+            if target > durable_step and (current != target or is_retry):
                 self._set_announced(target)
             return
         if durable_step >= current or has_failed:
@@ -215,12 +232,17 @@ class Supervisor:
 
     def _set_announced(self, step: int) -> None:
         self.memory.announced = step
+        self.memory.announcement += 1
+        self.memory.announced_at_s = self._clock.monotonic_s()
         self._publish()
 
     def _request_flush(self, reason: str) -> None:
+        self._want_flush(reason)
+        self._publish()
+
+    def _want_flush(self, reason: str) -> None:
         number = int(self.memory.flush["id"]) + 1 if self.memory.flush else 1
         self.memory.flush = {"id": max(number, int(self._persist.read().get("flushed", 0)) + 1), "reason": reason}
-        self._publish()
 
     # -- trouble ---------------------------------------------------------------------------------------------------
 
@@ -246,6 +268,8 @@ class Supervisor:
             self.memory.convicted = True
             self._pen.note("hang.convicted", overdue_s=round(pace.overdue_s, 2), action="stop the trainers and restart")
             self._publish()
+        if self.memory.convicted:
+            # Each round: a supervisor that died after writing the verdict has not carried it out.
             self._link.request("signal", number=signal.SIGKILL, whom="workers")
 
     def _pace(self, ranks: tuple[RankState, ...]) -> policy.Pace:
@@ -261,8 +285,8 @@ class Supervisor:
     def _watch_library(self, ranks: tuple[RankState, ...], answer: dict[str, Any]) -> None:
         """Without a command of ours: when the trainers are gone, flush what they left and end."""
         if ranks and all(not process.is_alive(r.pid, r.process_started) for r in ranks):
-            if any(r.phase not in (RankPhase.DONE, RankPhase.STOPPED) for r in ranks):
-                self._request_flush("the trainers have ended")
+            if any(r.is_unsaved or r.phase not in (RankPhase.DONE, RankPhase.STOPPED) for r in ranks):
+                self._want_flush("the trainers have ended")
             self.memory.ended = {"action": "finish", "exit_code": 0, "reason": "the trainers have ended", "since_s": self._clock.monotonic_s()}
             self._publish()
 
@@ -272,6 +296,9 @@ class Supervisor:
         if look["workers"]:
             # Nobody of the old launch may live on into the next: SIGKILL also ends the frozen.
             self._link.request("signal", number=signal.SIGKILL, whom="workers")
+            if self._clock.monotonic_s() - float(look["ended_s"]) > _UNKILLABLE_S:
+                text = f"{look['workers']} processes of launch {self.memory.launch} cannot be killed (stuck in a driver or a dead mount)"
+                self._finish(JobStuck.exit_code, text)
             return
         start_step = max((r.restored_step for r in ranks), default=-1)
         end = policy.LaunchEnd(
@@ -309,8 +336,9 @@ class Supervisor:
             *self.memory.past[-50:],
             {"fingerprint": verdict.fingerprint, "last_step": end.last_step, "durable_step": durable_step},
         ]
-        if ranks and verdict.cause not in (policy.Cause.FINISHED, policy.Cause.STOPPED):
-            self._request_flush(f"launch {self.memory.launch} ended: {verdict.cause.value}")
+        is_orderly = verdict.cause in (policy.Cause.FINISHED, policy.Cause.STOPPED)
+        if ranks and (not is_orderly or any(r.is_unsaved for r in ranks)):
+            self._want_flush(f"launch {self.memory.launch} ended: {verdict.cause.value}")
         self.memory.ended = {
             "action": action.action,
             "reason": action.reason,
@@ -329,11 +357,10 @@ class Supervisor:
         waited_s = self._clock.monotonic_s() - float(ended["since_s"])
         flush = self.memory.flush
         is_flushed = flush is None or int(answer.get("flushed", 0)) >= int(flush["id"]) or not self._plan
-        if not is_flushed and waited_s < _FLUSH_WAIT_S:
+        # A save in progress is waited for as long as it takes: cut short it would be thrown away.
+        if answer.get("busy") or (not is_flushed and waited_s < _FLUSH_WAIT_S):
             return
-        if answer.get("busy") and waited_s < _SETTLE_WAIT_S:
-            return
-        if ended["action"] == "restart":
+        if ended["action"] == "restart" and not look["signals"]:
             if waited_s < float(ended["pause_s"]):
                 return
             self._launch(str(ended["reason"]))
@@ -376,7 +403,7 @@ class Supervisor:
             self._publish()
         if wish.send is not None:
             whom = "workers" if wish.send == signal.SIGKILL else "command"
-            if wish.send == signal.SIGKILL and ranks:
+            if wish.send == signal.SIGKILL and ranks and wish.record is not None:
                 self._request_flush("the grace time is over")
             if self._settings.argv:
                 self._link.request("signal", number=wish.send, whom=whom)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import os
 import queue
 import sys
 import threading
@@ -47,8 +48,12 @@ def echo(kind: str, data: dict[str, Any]) -> None:
         line = f"ridethrough: {_SENTENCES[kind].format_map(collections.defaultdict(str, shown))}".replace("\n", " ")
     else:
         return
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        # The terminal is gone or nobody reads the pipe: that must not cost a save, let alone the supervisor.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the process ends
 
 
 class Pen:

@@ -51,9 +51,11 @@ class Stopper:
             return self._propose(0, ranks, since_s=now_s, record={"signal": name})
         waited_s = now_s - float(state["since_s"])
         if state["state"] == "signalled":
-            if now_s - float(state["term_s"]) > _TERM_WAIT_S and not state.get("killed"):
-                return Wish(state={**state, "killed": True}, record={"action": "kill: the command did not end"}, send=signal.SIGKILL)
-            return Wish(state=state)
+            if now_s - float(state["term_s"]) <= _TERM_WAIT_S:
+                return Wish(state=state)
+            record = None if state.get("killed") else {"action": "kill: the command did not end"}
+            # Each round: whoever wrote "killed" down may have died before doing it.
+            return Wish(state={**state, "killed": True}, record=record, send=signal.SIGKILL)
         if waited_s > self._grace_s:
             return Wish(
                 state={**state, "state": "signalled", "term_s": now_s},

@@ -36,7 +36,7 @@ from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot.sizing import SlotPlan, plan_slots
 from ridethrough.store import catalog as catalogs
-from ridethrough.store.catalog import Checkpoint
+from ridethrough.store.catalog import Catalog, Checkpoint
 from ridethrough.store.start import open_run, write_attempt
 from ridethrough.store.verify import load_part
 from ridethrough.train.state import LoadedPart
@@ -108,7 +108,7 @@ class Opening:
     run: Run
     candidates: tuple[Checkpoint, ...]
     next_seq: int
-    evidence: str | None
+    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_ui
             run=found.run,
             candidates=chosen,
             next_seq=found.next_seq,
-            evidence=None if is_fresh else catalogs.progress_evidence(fs, run_dir, found),
+            catalog=found,
         )
 
     opening = group.first_decides(look)
@@ -167,9 +167,10 @@ def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_ui
                 damaged.extend({"dir_name": checkpoint.dir_name, "part": name} for name in error.fields.get("parts", ()))
         if all(error is None for _, error in outcomes):
             return Choice(opening=opening, checkpoint=checkpoint, parts=tuple(mine), damaged=tuple(damaged))
-    if opening.evidence is not None:
+    evidence = None if is_fresh else group.first_decides(lambda: catalogs.progress_evidence(fs, run_dir, opening.catalog))
+    if evidence is not None:
         tried = f"{len(opening.candidates)} complete checkpoints failed their checksums" if opening.candidates else "none is complete"
-        raise NothingRestorable(path=run_dir, detail=f"{opening.evidence}; {tried}")
+        raise NothingRestorable(path=run_dir, detail=f"{evidence}; {tried}")
     return Choice(opening=opening, checkpoint=None, parts=(), damaged=tuple(damaged))
 
 
@@ -257,6 +258,9 @@ def agree(
 
     def issue() -> Agreement:
         nodes = tuple(f.node for f in everyone)
+        if len(set(nodes)) > 1:
+            # Nobody yet confirms a save across nodes: "durable" would be said of one node's parts only.
+            raise UsageError(detail=f"ranks on {len(set(nodes))} nodes ({', '.join(sorted(set(nodes))[:4])}): this version protects jobs of one node")
         per_node = {node: [f for f in everyone if f.node == node] for node in nodes}
         plans = [
             plan_slots(
@@ -287,8 +291,10 @@ def agree(
             roster_digest=roster.digest,
             started_at=clock.now_at().isoformat(timespec="seconds"),
         )
+        # Before the attempt exists: one that is refused here must not fence the job that is training.
+        launch = new_launch()
         # Durable before step 1: a checkpoint whose attempt is unknown could not be placed on the lineage.
         write_attempt(fs, run_dir, attempt, roster)
-        return Agreement(run_uid=run_uid, attempt=ref, parent=parent, roster=roster, slots=slots, launch=new_launch())
+        return Agreement(run_uid=run_uid, attempt=ref, parent=parent, roster=roster, slots=slots, launch=launch)
 
     return group.first_decides(issue)

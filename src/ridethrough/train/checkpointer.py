@@ -91,7 +91,7 @@ class Checkpointer:
         self._monitor = monitor
         self._wanted_interval = snapshot_every_n_steps
         # Wished for the start of the command: what is restarted after a crash goes on.
-        self._is_fresh = (fresh and launch_from_environment() in (None, 1)) or os.environ.get(names.FRESH_VARIABLE) == "1"
+        self._is_fresh = (fresh and names.RESTART_VARIABLE not in os.environ) or os.environ.get(names.FRESH_VARIABLE) == "1"
         self._storage_wait_s = storage_wait_s
         self._fs = PosixFileSystem()
         self._clock = SystemClock()
@@ -226,7 +226,7 @@ class Checkpointer:
                 item.is_replicated = False
         self._structure = state.structure(self._tracked.values())
         self._meta = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
-        self._meta["classes"] = state.classes(self._tracked.values(), config_hash=self._meta["config_hash"])
+        self._meta["classes"] = state.classes(self._tracked.values(), config_hash=self._meta["config_hash"], world_size=group.world_size)
         plan = Plan(
             run_dir=self.run_dir,
             run_uid=agreed.run_uid,
@@ -249,6 +249,7 @@ class Checkpointer:
         own = group.together(lambda: state.apply(self._tracked.values(), choice.parts, rank=group.rank, world_size=group.world_size))
         self._step = self.restored_step = int(own["progress"]["step"])
         self._epoch = int(own["progress"]["epoch"])
+        self._metrics.update(own["progress"]["metrics"])
         rng.restore(own["rng"])
 
     def _facts(self) -> agreement.RankFacts:
@@ -270,10 +271,11 @@ class Checkpointer:
         # the run which never stopped did not draw here.
         if self._pending_rng is not None and self.restored_step:
             rng.restore(self._pending_rng)
-        self._pending_rng = None
-        self._open_session().say(phase=RankPhase.TRAINING)
 
     def _on_loader_end(self) -> None:
+        if all(item.position is None or not item.position.is_loaded for item in self._tracked.values()):
+            # A resumed epoch without a batch left is over: what the code after its loop draws must count.
+            self._pending_rng = None
         if not self._is_closed:
             self._open_session().say(phase=RankPhase.OUTSIDE)
 
@@ -319,6 +321,9 @@ class Checkpointer:
             self._check_order()
             self._step += 1
             self._pending_rng = None
+            for item in self._tracked.values():
+                if item.position is not None:
+                    item.position.confirm()
             session.recover()
             now_s = self._clock.monotonic_s()
             self._durations.append(now_s - self._last_step_s)
@@ -338,7 +343,8 @@ class Checkpointer:
         assert self._agreed is not None
         if self._step % self._agreed.slots.interval_steps == 0:
             return True
-        return any(item.position is not None and data.is_exhausted(item.value, item.position) for item in self._tracked.values())
+        inside = [item for item in self._tracked.values() if item.position is not None and item.position.is_iterating]
+        return any(data.is_exhausted(item.value, item.position) for item in inside if item.position is not None)
 
     def _check_order(self) -> None:
         optimizers = [t for t in self._tracked.values() if isinstance(t.value, torch.optim.Optimizer)]
@@ -352,7 +358,7 @@ class Checkpointer:
         if self._step % 16 == 0 or len(self._durations) < 16:
             session.says["step_s_p99"] = sorted(self._durations)[int(0.99 * (len(self._durations) - 1))]
         # Without a loader of ours nobody can say when an epoch's loop has ended: then no step is taken for overdue early.
-        is_inside = any(t.position is not None and t.position.is_iterating for t in self._tracked.values())
+        is_inside = any(t.position is not None and t.position.is_stepped for t in self._tracked.values())
         session.say(phase=RankPhase.TRAINING if is_inside else RankPhase.OUTSIDE, step=self._step, step_at_s=self._last_step_s, times_s=self._times)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -380,7 +386,11 @@ class Checkpointer:
         metrics = {name: _number(value) for name, value in self._metrics.items()}
         if self._loss is not None:
             metrics.setdefault("loss", _number(self._loss))
-        facts = {"captured_at": self._clock.now_at().isoformat(timespec="milliseconds"), "metrics": _finite(metrics)}
+        facts = {
+            "captured_at": self._clock.now_at().isoformat(timespec="milliseconds"),
+            "captured_s": self._clock.monotonic_s(),
+            "metrics": _finite(metrics),
+        }
         session.post(self._step, self._capture(), facts)
 
     def save(self) -> int:
@@ -393,20 +403,21 @@ class Checkpointer:
             SaveFailed: It could not be made durable; the error says why. The snapshot stays in memory.
         """
         session = self._open_session()
-        with session.reporting():
-            if self._step > self.restored_step:  # otherwise it came from disk and nothing was trained since
-                if session.posted_step != self._step:
-                    self._snapshot(session)
-                session.wait_until_durable(self._step, wait_s=self._storage_wait_s)
-                self._tell(session)
+        if self._step > self.restored_step:  # otherwise it came from disk and nothing was trained since
+            if session.posted_step != self._step:
+                self._snapshot(session)
+            session.wait_until_durable(self._step, wait_s=self._storage_wait_s)
+            self._tell(session)
         return self._step
 
     def close(self) -> None:
         """The last step is durable and this rank has said that it is done. Idempotent."""
         if self._is_closed or self._agreed is None:
             return
-        self.save()
-        self._open_session().say(phase=RankPhase.DONE)
+        session = self._open_session()
+        with session.reporting():
+            self.save()
+        session.say(phase=RankPhase.DONE)
         self._is_closed = True
 
     def __enter__(self) -> Self:
@@ -421,7 +432,7 @@ class Checkpointer:
         is_clean = getattr(sys, "last_type", None) is None
         session = self._open_session()
         if os.getpid() == pid and is_clean and session.says.get("phase") not in (RankPhase.FAILED, RankPhase.STOPPED):
-            session.say(phase=RankPhase.DONE)
+            session.say(phase=RankPhase.DONE, is_unsaved=self._saves_last and not self._is_closed)
 
     def _open_session(self) -> Session:
         if self._agreed is None or self._session is None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from ridethrough.train import rng
@@ -39,22 +39,48 @@ class Position:
         self.is_pending = True
         """The next iteration starts exactly here; otherwise it starts the next epoch."""
         self.is_iterating = False
+        self.is_stepped = False
+        """Steps were made while this loader was iterated: it is the one of the training loop."""
+        self._loaded: tuple[int, int, int] | None = None
         self.on_start: Callable[[], None] | None = None
         """Called when the iterators exist and before the first batch: the last moment to set random generators."""
         self.on_end: Callable[[], None] | None = None
+        """Called when an iteration is over, to its end or not."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """It came from a checkpoint, and nothing was trained or read to its end since."""
+        return self._loaded is not None
 
     def begin(self) -> None:
         """An iteration starts."""
-        if not self.is_pending:
+        if self._loaded is not None:
+            # Nothing was trained since the checkpoint was loaded: a look at the first batch changes nothing.
+            self.epoch, self.delivered, self.samples = self._loaded
+        elif not self.is_pending:
             self.start_epoch(self.epoch + 1)
         self.is_pending = False
         self.is_iterating = True
 
     def start_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch: from where it was if a checkpoint says so, else from its beginning."""
+        if self._loaded is not None and epoch == self._loaded[0]:
+            return
         if epoch != self.epoch or not self.is_pending:
             self.epoch, self.delivered, self.samples = epoch, 0, 0
+        self._loaded = None
         self.is_pending = True
+
+    def confirm(self) -> None:
+        """A step was made: from now on the position is where this process has come to."""
+        self._loaded = None
+        self.is_stepped = self.is_iterating
+
+    def end(self, *, is_exhausted: bool) -> None:
+        """The iteration is over."""
+        self.is_iterating = self.is_stepped = False
+        if is_exhausted:
+            self._loaded = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches delivered so far."""
@@ -64,6 +90,7 @@ class Position:
         """The next iteration goes on from there."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self.delivered, self.samples = state["batches"], state["samples"]
+        self._loaded = (self.epoch, self.delivered, self.samples)
         self.is_pending = True
 
 
@@ -154,13 +181,16 @@ class _PositionedSampler:
         position = self._position
         seed, epoch, skip = position.seed, position.epoch, position.delivered
         source = getattr(self._inner, "sampler", self._inner)
-        if isinstance(source, RandomSampler):
-            if source.generator is None:
-                source.generator = torch.Generator()
-            source.generator.manual_seed(rng.mix(seed, epoch, _ORDER))
-        elif isinstance(source, DistributedSampler) and source.epoch != epoch:
+        if isinstance(source, RandomSampler) and source.generator is None:
+            source.generator = torch.Generator()
+        for holder in (self._inner, source):
+            if isinstance(getattr(holder, "generator", None), torch.Generator):
+                holder.generator.manual_seed(rng.mix(seed, epoch, _ORDER))
+        if isinstance(source, DistributedSampler) and source.epoch != epoch:
             source.set_epoch(epoch)
-        quiet = isinstance(source, (RandomSampler, SequentialSampler, DistributedSampler))
+        # Only samplers known to draw from nothing but their own generator may run as they are.
+        is_plain = self._inner is source or type(self._inner) is BatchSampler
+        quiet = is_plain and type(source) in (RandomSampler, SequentialSampler, DistributedSampler)
         for number, index in enumerate(iter(self._inner) if quiet else _isolated(self._inner, rng.mix(seed, epoch, _ORDER))):
             if number >= skip:
                 yield Keyed(seed, epoch, number, index)
@@ -196,6 +226,7 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
         batches = kind.__iter__(self)
         if position.on_start is not None:
             position.on_start()
+        is_exhausted = False
         try:
             for batch in batches:
                 if replay:
@@ -204,8 +235,9 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
                 position.delivered += 1
                 position.samples += _batch_length(batch)
                 yield batch
+            is_exhausted = True
         finally:
-            position.is_iterating = False
+            position.end(is_exhausted=is_exhausted)
             if position.on_end is not None:
                 position.on_end()
 

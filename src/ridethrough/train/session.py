@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -103,6 +104,8 @@ class Session:
         self._control = self.link.board(names.CONTROL)
         self._persist = self.link.board(names.PERSIST)
         self._control_generation = -1
+        if self._poster is not None:
+            self._poster.close()  # of a keeper that has died: without this its memory would stay with us
         self._poster = Poster(self.link, launch=launch, rank=self._rank, count=slot_count)
         if self._rank == plan.local_ranks[0]:
             board = self.link.board(names.plan_board(launch), names.PLAN_BYTES)
@@ -120,9 +123,10 @@ class Session:
             return
         assert self._plan is not None
         self._is_lost = False
+        step = int(self.says.get("step", self._plan.restored_step))
         try:
             self.link = attach(self._clock, self._run_dir, rank=self._rank)
-            self.begin(self._plan, launch=self._launch + 1, slot_count=self._slot_count)
+            self.begin(dataclasses.replace(self._plan, restored_step=step), launch=self._launch + 1, slot_count=self._slot_count)
         except KeeperGone:
             self._is_lost = True  # unprotected for this step; the next one tries again
 
@@ -164,19 +168,23 @@ class Session:
         """
         assert self._persist is not None
         began_s = self._clock.monotonic_s()
-        self.say(phase=RankPhase.SAVING, wanted_save=step, posted_step=self.posted_step)
-        while True:
-            answer = self._persist.read()
-            durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
-            if durable.get("launch") == self._launch and durable["step"] >= step:
-                self.say(wanted_save=None)
-                return
-            waited_s = self._clock.monotonic_s() - began_s
-            if failed.get("launch") == self._launch and failed.get("step") == step:
-                raise SaveFailed(step=step, waited_s=waited_s, detail=failed["message"])
-            if waited_s > wait_s or self._is_lost:
-                raise SaveFailed(step=step, waited_s=waited_s, detail="the persister has not answered")
-            self._clock.sleep(_POLL_S)
+        self.say(phase=RankPhase.SAVING, wanted_save=step, wanted_at_s=began_s, posted_step=self.posted_step)
+        try:
+            while True:
+                answer = self._persist.read()
+                durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
+                if durable.get("launch") == self._launch and durable["step"] >= step:
+                    return
+                waited_s = self._clock.monotonic_s() - began_s
+                # An older refusal of the same step does not count: it has been asked for anew.
+                if failed.get("launch") == self._launch and failed.get("step") == step and failed["at_s"] >= began_s:
+                    raise SaveFailed(step=step, waited_s=waited_s, detail=failed["message"])
+                if waited_s > wait_s or self._is_lost:
+                    raise SaveFailed(step=step, waited_s=waited_s, detail="the persister has not answered")
+                self._clock.sleep(_POLL_S)
+        finally:
+            # Whoever catches the error and trains on must not keep the periodic saves waiting.
+            self.say(wanted_save=None)
 
     # -- stopping --------------------------------------------------------------------------------------------------
 
