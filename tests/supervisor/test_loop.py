@@ -1,0 +1,182 @@
+"""The supervisor's loop against a keeper that is only its answers: what it does after dying at a bad moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fake_link import FakeLink
+from ridethrough.errors import KeeperGone
+from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.snapshot import link as links
+from ridethrough.snapshot.board import Board
+from ridethrough.supervisor.loop import Settings, Supervisor
+from ridethrough.testing import FakeClock
+
+
+class FakeKeeper(FakeLink):
+    """Answers as a keeper would; starts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look: dict[str, Any] = {
+            "keeper_pid": 1, "run_dir": None, "launch": 0, "pid": 0, "status": None, "ended_s": None, "trainers": 0, "workers": None,
+            "signals": [], "helpers": {},
+        }  # fmt: skip
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def descriptor(self, op: str, **fields: Any) -> int:
+        if op != "memory":
+            raise KeeperGone(detail="no command")
+        return super().descriptor(op, **fields)
+
+    def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        if op == "look":
+            return dict(self.look)
+        self.asked.append((op, fields))
+        if op == "spawn":
+            self.look.update(launch=self.look["launch"] + 1, status=None)
+            return {"launch": self.look["launch"], "pid": 1}
+        return {}
+
+    def count(self, op: str) -> int:
+        return sum(asked == op for asked, _ in self.asked)
+
+
+@pytest.fixture
+def keeper() -> Iterator[FakeKeeper]:
+    found = FakeKeeper()
+    yield found
+    found.close()
+
+
+def supervisor(keeper: FakeKeeper, clock: FakeClock) -> Supervisor:
+    return Supervisor(PosixFileSystem(), clock, keeper, Settings(argv=("train",)))  # type: ignore[arg-type]
+
+
+def plan(keeper: FakeKeeper, launch: int) -> None:
+    board = keeper.board(links.plan_board(launch))
+    roster = {"nodes": ["n", "n"]}
+    board.write({"save_interval_steps": 100, "restored_step": 0, "roster": roster, "node": "n", "attempt": {"seq": 1, "nonce": "x"}})
+
+
+def rank(keeper: FakeKeeper, launch: int, number: int, **says: Any) -> None:
+    import os
+
+    from ridethrough.seam.process import start_time
+
+    board = keeper.board(links.rank_board(launch, number))
+    pid = os.getpid()
+    common = {"rank": number, "pid": pid, "process_started": start_time(pid), "world_size": 2, "run_dir": "/r", "phase": "training"}
+    board.write({**common, "step": 99, **says})
+
+
+def end(keeper: FakeKeeper, status: int, at_s: float) -> None:
+    keeper.look.update(status=status, ended_s=at_s, workers=0)
+
+
+def test_launch_that_a_dead_supervisor_had_started_is_adopted_and_not_started_again(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    keeper.look["launch"] = 1  # spawned, and nothing written down
+    found = supervisor(keeper, clock)
+    found.round()
+    assert keeper.count("spawn") == 0
+    assert found.memory.launch == 1
+
+
+def test_fresh_start_is_wished_for_until_a_launch_has_agreed(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    found = Supervisor(PosixFileSystem(), clock, keeper, Settings(argv=("train",), is_fresh=True))  # type: ignore[arg-type]
+    found.round()
+    end(keeper, -9, clock.monotonic_s())
+    for _ in range(4):
+        found.round()
+    plan(keeper, 2)
+    found.round()
+    end(keeper, -11, clock.monotonic_s())
+    keeper.board(links.PERSIST).write({"flushed": 99})
+    for _ in range(40):
+        found.round()
+        clock.sleep(1.0)
+    wishes = [fields["environment"] for op, fields in keeper.asked if op == "spawn"]
+    assert wishes == [{links.FRESH_VARIABLE: "1"}, {links.FRESH_VARIABLE: "1"}, {links.RESTART_VARIABLE: "1"}]
+
+
+def test_stop_in_a_pause_before_a_restart_ends_the_run(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    found = supervisor(keeper, clock)
+    found.round()
+    found.memory.past = [{"fingerprint": "a", "last_step": 1, "durable_step": -1}, {"fingerprint": "b", "last_step": 2, "durable_step": -1}]
+    end(keeper, -9, clock.monotonic_s())
+    found.round()
+    assert found.memory.ended is not None
+    assert found.memory.ended["action"] == "restart"
+    keeper.look["signals"] = [signal.SIGTERM]
+    found.round()
+    assert keeper.count("finish") == 1
+    assert keeper.count("spawn") == 1
+
+
+def test_an_end_is_judged_and_remembered_in_one_breath(keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    found = supervisor(keeper, clock)
+    found.round()
+    plan(keeper, 1)
+    rank(keeper, 1, 0)
+    found.round()
+    written: list[dict[str, Any]] = []
+    write = Board.write
+    monkeypatch.setattr(Board, "write", lambda self, value: (written.append(dict(value)), write(self, value))[1])
+    end(keeper, -9, clock.monotonic_s())
+    found.round()
+    assert written
+    for value in written:
+        assert bool(value["past"]) == (value["ended"] is not None), "killed here, a successor would judge the same end twice"
+
+
+def test_final_save_is_announced_also_when_the_one_before_it_has_failed(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    found = supervisor(keeper, clock)
+    found.round()
+    plan(keeper, 1)
+    keeper.board(links.PERSIST).write({"failed": {"launch": 1, "step": 100, "at_s": clock.monotonic_s()}})
+    for number in (0, 1):
+        rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
+    found.round()
+    assert found.memory.announced == 105
+
+
+def test_step_that_was_refused_and_is_asked_for_again_is_announced_again_once(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    found = supervisor(keeper, clock)
+    found.round()
+    plan(keeper, 1)
+    for number in (0, 1):
+        rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
+    found.round()
+    clock.sleep(1.0)
+    keeper.board(links.PERSIST).write({"failed": {"launch": 1, "step": 105, "at_s": clock.monotonic_s()}})
+    found.round()
+    assert found.memory.announcement == 1, "the ranks have not asked again"
+    clock.sleep(1.0)
+    for number in (0, 1):
+        rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
+    for _ in range(3):
+        found.round()
+    assert found.memory.announcement == 2
+
+
+def test_processes_that_cannot_be_killed_end_the_run_and_call_a_person(keeper: FakeKeeper) -> None:
+    clock = FakeClock()
+    found = supervisor(keeper, clock)
+    found.round()
+    end(keeper, -9, clock.monotonic_s())
+    keeper.look["workers"] = 2
+    found.round()
+    assert keeper.count("finish") == 0
+    clock.sleep(61.0)
+    found.round()
+    assert [fields["code"] for op, fields in keeper.asked if op == "finish"] == [21]

@@ -1,0 +1,101 @@
+"""Corners of a loader's position."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
+
+from ridethrough.train import data, rng
+
+KNOWN = 6328302084287303292
+
+
+def batches(loader: DataLoader[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def resumed(make: Any, epoch: int, delivered: int) -> list[list[int]]:
+    loader = make()
+    position = data.make_resumable(loader, seed=3)
+    position.load_state_dict({"seed": position.seed, "epoch": epoch, "batches": delivered, "samples": 0})
+    return batches(loader)
+
+
+def straight(make: Any, epochs: int) -> list[list[list[int]]]:
+    loader = make()
+    data.make_resumable(loader, seed=3)
+    return [batches(loader) for _ in range(epochs)]
+
+
+class Drawing(BatchSampler):
+    """Shuffles the batches with the global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        found = list(super().__iter__())
+        random.shuffle(found)
+        return iter(found)
+
+
+def own_generator() -> DataLoader[Any]:
+    return DataLoader(range(10), batch_size=2, sampler=SubsetRandomSampler(range(10), generator=torch.Generator().manual_seed(9)))  # type: ignore[arg-type]
+
+
+def drawing_batches() -> DataLoader[Any]:
+    return DataLoader(range(10), batch_sampler=Drawing(RandomSampler(range(10)), 2, drop_last=False))  # type: ignore[arg-type]
+
+
+def test_a_sampler_with_a_generator_of_its_own_goes_on_in_the_middle_of_an_epoch() -> None:
+    assert resumed(own_generator, 1, 2) == straight(own_generator, 2)[1][2:]
+
+
+def test_a_batch_sampler_that_draws_globally_goes_on_in_the_middle_of_an_epoch() -> None:
+    assert resumed(drawing_batches, 1, 2) == straight(drawing_batches, 2)[1][2:]
+
+
+def test_a_batch_sampler_that_draws_globally_takes_nothing_from_the_training() -> None:
+    loader = drawing_batches()
+    data.make_resumable(loader, seed=3)
+    before = random.getstate()
+    batches(loader)
+    assert random.getstate() == before
+
+
+def test_a_look_at_the_first_batch_after_a_resume_changes_nothing() -> None:
+    loader = own_generator()
+    position = data.make_resumable(loader, seed=3)
+    position.load_state_dict({"seed": position.seed, "epoch": 1, "batches": 2, "samples": 4})
+    first = next(iter(loader)).tolist()
+    position.start_epoch(1)
+    assert batches(loader) == straight(own_generator, 2)[1][2:]
+    assert first == straight(own_generator, 2)[1][2]
+
+
+def test_the_epoch_after_a_resumed_one_is_the_next() -> None:
+    loader = own_generator()
+    position = data.make_resumable(loader, seed=3)
+    position.load_state_dict({"seed": position.seed, "epoch": 0, "batches": 5, "samples": 10})
+    assert batches(loader) == []
+    assert batches(loader) == straight(own_generator, 2)[1]
+
+
+def test_a_loader_without_steps_is_not_the_one_of_the_training_loop() -> None:
+    train, validation = own_generator(), own_generator()
+    inner, outer = data.make_resumable(validation, seed=1), data.make_resumable(train, seed=1)
+    for _ in train:
+        outer.confirm()
+        inner.confirm()
+        assert outer.is_stepped
+        assert not inner.is_stepped
+    for _ in validation:
+        assert not inner.is_stepped
+        assert not outer.is_stepped
+
+
+def test_text_keys_have_the_same_seed_in_every_process() -> None:
+    # A fixed number: hash() would give another one in each process.
+    assert data._as_int("image-0001.png") == KNOWN
+    assert rng.mix(1, data._as_int("a")) != rng.mix(1, data._as_int("b"))
