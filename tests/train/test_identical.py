@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab import Lives
-from recipe import LOADERS, SCHEDULERS, STEPS_AN_EPOCH, Augmented, Recipe, Rows, train
+from recipe import LOADERS, SCHEDULERS, STEPS_AN_EPOCH, Recipe, Rows, train
 
 MID_EPOCH = STEPS_AN_EPOCH + 3
 LAST_BATCH = 2 * STEPS_AN_EPOCH
@@ -55,12 +55,6 @@ def test_resume_at_an_epochs_last_batch_is_identical_with_loader(lives: Lives, t
 
 def test_resume_with_a_loader_that_makes_no_batches_is_identical(lives: Lives, tmp_path: Path) -> None:
     check(lives, tmp_path, Recipe(loader="no batches", epochs=2), 40)
-
-
-def test_resume_with_a_stateful_data_loader_is_identical(lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-    monkeypatch.setitem(LOADERS, "stateful", lambda: stateful.StatefulDataLoader(Augmented(), batch_size=4))
-    check(lives, tmp_path, Recipe(loader="stateful"), MID_EPOCH)
 
 
 @pytest.mark.parametrize("scheduler", list(SCHEDULERS))

@@ -77,6 +77,23 @@ def check_part(
             progress(length)
 
 
+def check_seal(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal) -> None:
+    """The seal on the medium is the seal that was committed.
+
+    Raises:
+        Damaged: It is not.
+        StorageUnreachable: It cannot be read now.
+    """
+    shown = os.path.join(dir_name, seal.payload_name.removesuffix(".safetensors") + ".seal")
+    expected = seal.encode()
+    try:
+        found = fs.read(os.path.join(run_dir, shown), max_bytes=2 * len(expected), past_cache=True)
+    except FileNotFoundError:
+        raise Damaged(path=shown, detail="the seal is missing") from None
+    if found != expected:
+        raise Damaged(path=shown, detail="it does not read back as it was written")
+
+
 def verify_checkpoint(
     fs: FileSystem, run_dir: str, checkpoint: Checkpoint, *, progress: Callable[[int], None] | None = None
 ) -> tuple[PartResult, ...]:

@@ -26,7 +26,7 @@ from ridethrough.store.catalog import read_catalog
 from ridethrough.store.commit import PartSave, commit_part, write_manifest, write_meta
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import require_newest
-from ridethrough.store.verify import check_part, is_surely_damaged
+from ridethrough.store.verify import check_part, check_seal, is_surely_damaged
 from ridethrough.types import AttemptRef
 
 _QUARANTINE_CHECKPOINTS = 2
@@ -124,6 +124,7 @@ class RunWriter:
         write_manifest(self._fs, self._run_dir, seals, self._roster)
         try:
             for seal in seals:
+                check_seal(self._fs, self._run_dir, dir_name, seal)
                 check_part(self._fs, self._run_dir, dir_name, seal)
         except Damaged:
             self.set_aside({(dir_name, seal.part) for seal in seals})
