@@ -43,7 +43,9 @@ bench: setup ## what a snapshot and a durable save cost, as ratios to a plain co
 
 crash: setup ## cut the save path at every phase on a real file system
 	@mkdir -p build
-	RIDETHROUGH_FIGURES=build $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
+	@rm -f build/crash-rows.json
+	RIDETHROUGH_ROWS=build/crash-rows.json $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
+	@$(BIN)/python bench/figures.py crash build/crash-rows.json
 
 docs: $(READY) ## regenerate the generated pages and check every link
 	$(BIN)/python docs/generate.py

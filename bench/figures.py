@@ -49,5 +49,6 @@ def demo(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    drilled = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    print(f"figures: {write(sys.argv[1], demo(drilled), drill=drilled)}")
+    found = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    written = write(sys.argv[1], demo(found), drill=found) if sys.argv[1] == "demo" else write(sys.argv[1], found)
+    print(f"figures: {written}")

@@ -10,6 +10,7 @@ from cut_child import PHASES
 from cut_harness import run_cuts
 
 from ridethrough.testing import LoopDisk
+from rows import record
 
 pytestmark = pytest.mark.root
 
@@ -23,15 +24,24 @@ def test_no_cut_of_a_save_loses_a_durable_checkpoint_or_shows_a_damaged_one(tmp_
         report = run_cuts(disk, tmp_path, seed=SEED, count=CUTS)
     with capsys.disabled():
         print(f"\n{report.table()}")
+    fewest = min(report.phases[phase] for phase in PHASES if phase != "start")
+    record(
+        {"name": "cuts of the save path, ext4", "value": report.cuts, "unit": "cuts", "target": CUTS, "met": report.cuts == CUTS},
+        {"name": "inside a save", "value": report.inside_a_save, "unit": "cuts", "target": 150, "met": report.inside_a_save >= 150},
+        {"name": "fewest in a phase", "value": fewest, "unit": "cuts", "target": 5, "met": fewest >= 5},
+        {"name": "damaged accepted or durable lost", "value": len(report.failures), "unit": "cuts", "target": 0, "met": not report.failures},
+    )
     assert report.failures == []
     assert report.cuts == CUTS
     assert report.acknowledged > CUTS
     assert report.inside_a_save >= 150, report.table()
-    assert min(report.phases[phase] for phase in PHASES if phase != "start") >= 5, report.table()
+    assert fewest >= 5, report.table()
 
 
 def test_the_same_cuts_find_a_store_that_forgets_to_sync(tmp_path: Path) -> None:
     with LoopDisk(DISK_BYTES) as disk:
         report = run_cuts(disk, tmp_path, seed=SEED, count=15, drop_syncs=True)
+    found = len(report.failures)
+    record({"name": "failures found with every fsync dropped, of 15 cuts", "value": found, "unit": "cuts", "target": 10, "met": found >= 10})
     assert report.cuts == 15
     assert len(report.failures) >= 10, report.table()
