@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +88,15 @@ def test_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.M
 
 def test_dependencies_name_what_can_change_numbers() -> None:
     assert {"python", "torch", "numpy", "ridethrough"} <= describe(experiment="x", config=None, data_version=None)["dependencies"].keys()
+
+
+def test_no_secret_of_command_environment_or_remote_gets_into_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = "canary-4711-hunter2"
+    for argv in (["init", "-q"], ["remote", "add", "origin", f"https://user:{canary}@host/repo.git"]):
+        subprocess.run(["git", *argv], cwd=tmp_path, check=True)
+    monkeypatch.setenv("WANDB_API_KEY", canary)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py"), "--api-key", canary, f"--data=s3://key:{canary}@bucket/x", f"--token={canary}"])
+    described = describe(experiment=f"run {canary}", config={"password": canary}, data_version=f"https://u:{canary}@host/v1")
+    assert canary not in json.dumps(described)
+    assert "train.py" in described["start_command"]
