@@ -17,13 +17,14 @@ from pathlib import Path
 import figures
 import torch
 
-from ridethrough.format import seal
+from ridethrough.format import layout, seal
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.seam.process import memory_file
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.post import Poster
 from ridethrough.snapshot.slots import Slot
 from ridethrough.store import commit
+from ridethrough.store.retain import delete_checkpoint
 from ridethrough.store.verify import check_part
 from ridethrough.train import state
 from ridethrough.types import AttemptRef
@@ -95,11 +96,14 @@ def main() -> None:
                 run_uid="bench", attempt=AttemptRef(seq=1, nonce=nonce), parent=None, step=number, save_id=seal.save_id("bench", nonce, number),
                 part="replicated", node="bench", roster_digest="", payload=payload.payload, tree={}, meta={},
             )  # fmt: skip
+            if sealed:
+                # As the raw write does: else ours alone would pay for fresh memory of the page cache.
+                delete_checkpoint(fs, directory, layout.step_dir(sealed[-1].step, sealed[-1].save_id))
             sealed.append(commit.commit_part(fs, directory, save))
 
         def verify(_: int) -> None:
             one = sealed[-1]
-            check_part(fs, directory, f"step-{one.step:09d}-{one.save_id[:8]}", one)
+            check_part(fs, directory, layout.step_dir(one.step, one.save_id), one)
 
         raw_s, durable_s, verify_s = median_s(raw), median_s(durable), median_s(verify)
     rows = [

@@ -21,7 +21,7 @@ def batches(loader: DataLoader[Any]) -> list[list[int]]:
 def resumed(make: Any, epoch: int, delivered: int) -> list[list[int]]:
     loader = make()
     position = data.make_resumable(loader, seed=3)
-    position.load_state_dict({"seed": position.seed, "epoch": epoch, "batches": delivered, "samples": 0})
+    position.load_state_dict({"seed": position.seed, "epoch": epoch, "batches": delivered, "samples": 0, "is_open": True})
     return batches(loader)
 
 
@@ -67,7 +67,7 @@ def test_a_batch_sampler_that_draws_globally_takes_nothing_from_the_training() -
 def test_a_look_at_the_first_batch_after_a_resume_changes_nothing() -> None:
     loader = own_generator()
     position = data.make_resumable(loader, seed=3)
-    position.load_state_dict({"seed": position.seed, "epoch": 1, "batches": 2, "samples": 4})
+    position.load_state_dict({"seed": position.seed, "epoch": 1, "batches": 2, "samples": 4, "is_open": True})
     first = next(iter(loader)).tolist()
     position.start_epoch(1)
     assert batches(loader) == straight(own_generator, 2)[1][2:]
@@ -77,7 +77,7 @@ def test_a_look_at_the_first_batch_after_a_resume_changes_nothing() -> None:
 def test_the_epoch_after_a_resumed_one_is_the_next() -> None:
     loader = own_generator()
     position = data.make_resumable(loader, seed=3)
-    position.load_state_dict({"seed": position.seed, "epoch": 0, "batches": 5, "samples": 10})
+    position.load_state_dict({"seed": position.seed, "epoch": 0, "batches": 5, "samples": 10, "is_open": True})
     assert batches(loader) == []
     assert batches(loader) == straight(own_generator, 2)[1]
 
@@ -93,6 +93,20 @@ def test_a_loader_without_steps_is_not_the_one_of_the_training_loop() -> None:
     for _ in validation:
         assert not inner.is_stepped
         assert not outer.is_stepped
+
+
+def test_a_validation_loader_goes_on_with_its_next_epoch_after_a_resume_in_the_middle_of_the_training_epoch() -> None:
+    def life(validations: int, state: dict[str, Any] | None) -> tuple[list[list[list[int]]], dict[str, Any]]:
+        loader = own_generator()
+        position = data.make_resumable(loader, seed=1)
+        if state is not None:
+            position.load_state_dict(state)
+        return [batches(loader) for _ in range(validations)], position.state_dict()
+
+    whole, _ = life(3, None)
+    first, state = life(2, None)
+    rest, _ = life(1, state)
+    assert [*first, *rest] == whole
 
 
 def test_text_keys_have_the_same_seed_in_every_process() -> None:

@@ -272,8 +272,8 @@ class Checkpointer:
         if self._pending_rng is not None and self.restored_step:
             rng.restore(self._pending_rng)
 
-    def _on_loader_end(self) -> None:
-        if all(item.position is None or not item.position.is_loaded for item in self._tracked.values()):
+    def _on_loader_end(self, is_exhausted: bool) -> None:
+        if is_exhausted:
             # A resumed epoch without a batch left is over: what the code after its loop draws must count.
             self._pending_rng = None
         if not self._is_closed:

@@ -44,13 +44,8 @@ class Position:
         self._loaded: tuple[int, int, int] | None = None
         self.on_start: Callable[[], None] | None = None
         """Called when the iterators exist and before the first batch: the last moment to set random generators."""
-        self.on_end: Callable[[], None] | None = None
-        """Called when an iteration is over, to its end or not."""
-
-    @property
-    def is_loaded(self) -> bool:
-        """It came from a checkpoint, and nothing was trained or read to its end since."""
-        return self._loaded is not None
+        self.on_end: Callable[[bool], None] | None = None
+        """Called when an iteration is over; told whether it came to its end."""
 
     def begin(self) -> None:
         """An iteration starts."""
@@ -84,14 +79,15 @@ class Position:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches delivered so far."""
-        return {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples}
+        is_open = self.is_iterating or self.is_pending
+        return {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples, "is_open": is_open}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from there."""
+        """The next iteration goes on from there; where an epoch was over (a validation loader's, say), with the next one."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self.delivered, self.samples = state["batches"], state["samples"]
-        self._loaded = (self.epoch, self.delivered, self.samples)
-        self.is_pending = True
+        self.is_pending = bool(state["is_open"])
+        self._loaded = (self.epoch, self.delivered, self.samples) if self.is_pending else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +235,7 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
         finally:
             position.end(is_exhausted=is_exhausted)
             if position.on_end is not None:
-                position.on_end()
+                position.on_end(is_exhausted)
 
     return type(f"Resumable{kind.__name__}", (kind,), {"__iter__": iterate, "__module__": __name__})
 
