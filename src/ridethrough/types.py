@@ -28,16 +28,6 @@ class Presence(StrEnum):
     UNPROTECTABLE = "unprotectable"
 
 
-class SavePhase(StrEnum):
-    """How far a save has come. Only from DURABLE on may anything be called saved."""
-
-    POSTED = "posted"
-    WRITTEN = "written"
-    DURABLE = "durable"
-    VERIFIED = "verified"
-    REPLICATED = "replicated"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRef:
     """One attempt, named the way every record names it."""

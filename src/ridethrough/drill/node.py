@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import time
@@ -20,10 +18,6 @@ from typing import IO, Protocol
 from ridethrough.errors import DrillFailed
 from ridethrough.seam import process
 
-FS_IOC_SHUTDOWN = 0x8004587D
-"""_IOR('X', 125, __u32): the file system stops at once; linux/fs.h since 2026, EXT4_IOC_SHUTDOWN before."""
-NOLOGFLUSH = 2
-"""Neither data nor journal is flushed: what was not synced is gone, as in a power cut."""
 DISK_BYTES = 512 << 20
 _WAIT_S = 10.0
 
@@ -131,12 +125,8 @@ class NamespaceNode:
         return [int(pid) for pid in _run("ip", "netns", "pids", self._name).split()]
 
     def cut(self) -> None:
-        descriptor = os.open(self.disk, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            # First the disk: from this instant on nothing can become durable, so nothing later can be acknowledged.
-            fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", NOLOGFLUSH))
-        finally:
-            os.close(descriptor)
+        # First the disk: from this instant on nothing can become durable, so nothing later can be acknowledged.
+        process.cut_power_of(self.disk)
         _run("ip", "-n", self._name, "link", "set", "lo", "down")
         self._kill()
         self._unmount()

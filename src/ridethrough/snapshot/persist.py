@@ -48,7 +48,6 @@ class _Answer:
     flushed: int = 0
     diverged: dict[str, Any] | None = None
     journal_error: str | None = None
-    bytes_written: int = 0
     save_s: float | None = None
     crashes: list[int] = field(default_factory=list)
     """Steps at whose save a predecessor died."""
@@ -316,7 +315,6 @@ class Persister:
         size = sum(seal.payload_bytes for seal in seals)
         before = self._answer.durable
         self._answer.save_s = now_s - began_s
-        self._answer.bytes_written += size
         self._answer.durable = {
             "launch": self._answer.launch,
             "step": step,

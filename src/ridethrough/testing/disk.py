@@ -1,31 +1,22 @@
 """A small ext4 disk of its own, whose power can be cut.
 
 Needs root, loop devices and ``mkfs.ext4``; `missing_for_disks` says what is not there.
-
-Source: shared measurements of FS_IOC_SHUTDOWN: after flag 2 the unsynced data is gone and the
-journal is replayed by the next mount; after flag 1 the journal is flushed and the data is not, so
-files renamed without fsync are there with 0 bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import struct
 import tempfile
 from types import TracebackType
 
 from ridethrough.errors import Internal
 from ridethrough.seam.clock import SystemClock
-from ridethrough.seam.process import run_captured
+from ridethrough.seam.process import LOGFLUSH, NOLOGFLUSH, cut_power_of, run_captured
 
-FS_IOC_SHUTDOWN = 0x8004587D
-"""``_IOR('X', 125, __u32)``; the same number for ext4, XFS and F2FS."""
-
-CUT_JOURNAL_FLUSHED = 1
-CUT = 2
+CUT_JOURNAL_FLUSHED = LOGFLUSH
+CUT = NOLOGFLUSH
 
 _COMMAND_S = 60.0
 _UMOUNT_TRIES = 100
@@ -92,11 +83,7 @@ class LoopDisk:
 
     def cut(self, flag: int = CUT) -> None:
         """The power of this disk is gone: nothing that was not durable will be seen again."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", flag))
-        finally:
-            os.close(descriptor)
+        cut_power_of(self.path, flag)
 
     def unmount(self) -> None:
         """The path is an empty directory, as when the disk is not there. Idempotent."""
