@@ -73,12 +73,39 @@ def test_reading_never_imports_torch_or_numpy(args: list[str], good: Built) -> N
     assert not {"torch", "numpy"} & set(loaded)
 
 
+CONFIGURED = "run = '/r'\n[nodes.n0]\n[nodes.n1]\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "is_parsed"),
+    [
+        (["--help"], False),
+        (["ls", "RUN"], False),
+        (["run", "--help"], False),
+        (["run", "--config", "nowhere.toml", "--", "true"], False),
+        (["plan", "recovery"], False),
+        (["run", "--config", "site.toml", "--", "true"], True),
+        (["plan", "recovery", "--config", "site.toml"], True),
+    ],
+)
+def test_pydantic_is_imported_only_where_a_configuration_is_parsed(args: list[str], is_parsed: bool, good: Built, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(CONFIGURED, encoding="utf-8")
+    words = [str(good.path) if word == "RUN" else word for word in args]
+    program = "import sys; from ridethrough.cli import main; main(sys.argv[1:]); sys.stderr.write(' '.join(sys.modules))"
+    # The node's name is not in the file, so that `run` ends there.
+    environment = {**os.environ, "RIDETHROUGH_NODE": "stranger"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path, env=environment
+    )
+    assert ("pydantic" in done.stderr.split()) == is_parsed
+
+
 def test_help_does_not_import_what_draws(good: Built) -> None:
     program = "import sys; from ridethrough.cli import main; main(['--help']); assert 'rich' not in sys.modules, 'rich'"
     subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=True)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["ls", "RUN"], ["run", "--help"]])
+@pytest.mark.parametrize("args", [["--help"], ["ls", "RUN"], ["run", "--help"], ["plan", "recovery"]])
 def test_it_starts_in_less_than_a_third_of_a_second(args: list[str], good: Built) -> None:
     if args[0] in cli.VERBS and args[0] not in VERBS:
         pytest.skip(f"the verb {args[0]} is not written yet")

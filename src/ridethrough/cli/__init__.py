@@ -34,6 +34,7 @@ VERBS = {
     "show": "Show what a checkpoint holds: provenance, state, parts.",
     "verify": "Read every copy back from the disk and check it.",
     "du": "Say where the bytes of a run are.",
+    "plan": "Say what will happen after a power cut, before it happens.",
     "drill": "Cut the power of a small training job and measure what is lost.",
 }
 """Every verb, in the order in which a new user meets them, and the first line of its help."""

@@ -7,6 +7,7 @@ import re
 
 import click
 
+from ridethrough import config
 from ridethrough.cli import output
 from ridethrough.errors import UsageError
 
@@ -41,26 +42,33 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str) 
     ),
 )
 @click.option("--run", "run_dir", metavar="DIR", help="Directory of the run; learnt from the script's Checkpointer if not given.")
+@click.option("--config", "config_path", metavar="FILE", help="The configuration; default ridethrough.toml here, if there is one.")
 @click.option("--fresh", "is_fresh", is_flag=True, help="Start at step 0 even where checkpoints exist.")
 @click.option("--hang", "hang_s", default="60s", show_default=True, callback=_duration, help="Steps overdue by this (or 10 x p99) are a hang.")
 @click.option("--grace", "grace_s", default="30s", show_default=True, callback=_duration, help="Time to save and stop when asked to stop.")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD…")
 @output.verbosity_option
-def command(run_dir: str | None, is_fresh: bool, hang_s: float, grace_s: float, argv: tuple[str, ...]) -> None:
+def command(run_dir: str | None, config_path: str | None, is_fresh: bool, hang_s: float, grace_s: float, argv: tuple[str, ...]) -> None:
     """Start a training command and carry it through power loss.
 
     CMD is your own launcher, unchanged. If it crashes or hangs it is started
     again and resumes from the newest intact checkpoint; after a power cut
-    give the same command again.
+    give the same command again. A job of several nodes is started by the same
+    command on each; its nodes are in the configuration (`ridethrough plan
+    recovery` shows how).
     """
     from ridethrough.seam import process  # noqa: PLC0415  Linux only; --help works everywhere
 
     process.require_linux("ridethrough run")
     from ridethrough.snapshot.address import new_socket_path, remember_alias  # noqa: PLC0415
-    from ridethrough.supervisor.loop import Settings  # noqa: PLC0415
+    from ridethrough.supervisor.settings import Settings  # noqa: PLC0415
     from ridethrough.supervisor.start import keep  # noqa: PLC0415
 
-    settings = Settings(argv=argv, is_fresh=is_fresh, hang_s=hang_s, grace_s=grace_s)
+    loaded = config.load(config_path, os.environ, {"run": run_dir})
+    loaded.require_node(process.node_name())
+    loaded.require_common_key()
+    run_dir = loaded.run
+    settings = Settings(argv=argv, is_fresh=is_fresh, hang_s=hang_s, grace_s=grace_s, config=loaded)
     real = os.path.realpath(run_dir) if run_dir else None
     if run_dir and real:
         remember_alias(run_dir, real)
