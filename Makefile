@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lint bench crash docs wheelhouse clean
+.PHONY: help setup system demo matrix detect test lint bench crash docs wheelhouse clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,17 @@ system: ## install the system programs of the drills (apt, as root), or name wha
 
 setup: system $(READY) ## create the virtual environment and install everything into it
 
-demo: setup ## cut the power of a small training job, show RTO, RPO and whether it is identical
+# Several nodes need root; without it one node, of which only processes are killed.
+demo: setup ## cut the power of a small training job on two nodes, show RTO, RPO and whether it is identical
 	@mkdir -p build
-	$(BIN)/ridethrough drill power-cut --target-rto 180s --target-rpo-steps 20 --history build/drills --output build/drill.json
+	$(BIN)/ridethrough drill $$([ $$(id -u) = 0 ] && echo two-nodes || echo power-cut) --target-rto 180s --target-rpo-steps 20 --history build/drills --output build/drill.json
 	@$(BIN)/python bench/figures.py demo build/drill.json
+
+matrix: setup ## 40 cuts of three nodes in every phase and order of return, and every other drill of several nodes
+	$(BIN)/python bench/matrix.py
+
+detect: setup ## how long until a dead process and a silent node are noticed, beside plain torchrun
+	$(BIN)/python bench/detect.py
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest

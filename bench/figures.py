@@ -36,8 +36,9 @@ def demo(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a drill's report."""
     rows = []
     for number, cut in enumerate(report["cuts"], start=1):
-        name = f"{number} {cut['kind']}"
-        rto, rpo = report["targets"]["rto_s"], report["targets"]["rpo_steps"]
+        name = f"{number} {cut['nodes']}, {cut['kind']}"
+        rto = report["targets"]["rto_s"]
+        rpo = min((limit for limit in (report["targets"]["rpo_steps"], cut["rpo_limit_steps"]) if limit is not None), default=None)
         rows.append({"name": f"{name}: RTO", "value": cut["rto_s"], "unit": "s", "target": rto, "met": rto is None or cut["rto_s"] <= rto})
         rows.append(
             {"name": f"{name}: RPO", "value": cut["rpo_steps"], "unit": "steps", "target": rpo, "met": rpo is None or cut["rpo_steps"] <= rpo}

@@ -258,3 +258,22 @@ def test_the_writer_protocol_is_what_the_recorder_hands_out(tmp_path: Path) -> N
     writer: Writer = RecordingFileSystem(PosixFileSystem()).create(str(tmp_path / "f"), 0)
     writer.close()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_cut_short"),
+    [((), False), (("work",), True), (("work", "end"), False), (("end", "work", "other"), True), (("other",), False)],
+)
+def test_last_launch_without_its_end_is_recognised(tmp_path: Path, kinds: tuple[str, ...], is_cut_short: bool) -> None:
+    made = Journal(PosixFileSystem(), FakeClock(), str(tmp_path / "n.jsonl"), role="t")
+    for kind in kinds:
+        made.append(kind)
+    assert made.was_cut_short(frozenset({"work"}), frozenset({"end"})) is is_cut_short
+
+
+def test_torn_last_record_hides_no_earlier_one(tmp_path: Path) -> None:
+    made = Journal(PosixFileSystem(), FakeClock(), str(tmp_path / "n.jsonl"), role="t")
+    made.append("work")
+    with open(made.path, "ab") as file:
+        file.write(b'{"kind":"end","at"')
+    assert made.was_cut_short(frozenset({"work"}), frozenset({"end"}))

@@ -3,8 +3,11 @@
 # elsewhere this says what is missing and what is skipped for it. Never fails: everything else works without them.
 set -u
 missing=''
-for pair in ip:iproute2 nsenter:util-linux losetup:mount mkfs.ext4:e2fsprogs git:git; do
-  command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || [ -x "/sbin/${pair%%:*}" ] || missing="$missing ${pair##*:}"
+for pair in ip:iproute2 nsenter:util-linux losetup:mount mkfs.ext4:e2fsprogs sshfs:sshfs sftp-server:openssh-sftp-server git:git; do
+  name=${pair%%:*}
+  found=''
+  for place in /usr/sbin /sbin /usr/lib/openssh /usr/libexec/openssh; do [ -x "$place/$name" ] && found=yes; done
+  [ -n "$found" ] || command -v "$name" >/dev/null 2>&1 || missing="$missing ${pair##*:}"
 done
 if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   echo "installing:$missing"

@@ -144,7 +144,7 @@ class Config:
         if len(self.nodes) > 1 and self.storage != "shared" and self.peers.key_file is None:
             raise UsageError(
                 detail=f"{self.file}: the nodes need one key to find each other, and no run directory is declared as shared to hold it",
-                hint="put the same file (openssl rand -hex 32, mode 600) on every node and write peers.key_file; or storage = \"shared\" if it is",
+                hint='put the same file (openssl rand -hex 32, mode 600) on every node and write peers.key_file; or storage = "shared" if it is',
             )
 
     def as_facts(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from ridethrough.errors import FormatTooNew
+from ridethrough.errors import FormatTooNew, RideThroughError
 from ridethrough.format import layout
 from ridethrough.redact import redact
 from ridethrough.seam.clock import Clock, boot_id
@@ -27,6 +27,7 @@ from ridethrough.seam.fs import FileSystem
 from ridethrough.types import FORMAT
 
 MAX_BYTES = 1 << 30
+_TAIL_BYTES = 256 << 10
 _SUM = ',"sum":"'
 
 
@@ -191,6 +192,20 @@ class Journal:
             self._fs.append(self.path, line)
         self._seq += 1
         return event
+
+    def was_cut_short(self, at_work: frozenset[str], ended: frozenset[str]) -> bool:
+        """The last event of either set that this file has is one of work, and not of its end; False if it cannot be read."""
+        try:
+            size = self._fs.stat(self.path).size_bytes
+            tail = bytearray(min(size, _TAIL_BYTES))
+            got = self._fs.read_into(self.path, memoryview(tail), offset=size - len(tail))
+        except (RideThroughError, OSError):
+            return False
+        for line in reversed(bytes(tail[:got]).splitlines()):
+            event = decode_event(line, path=self.path)
+            if event is not None and event.kind in at_work | ended:
+                return event.kind in at_work
+        return False
 
     def _repair_tail(self) -> bytes:
         """A line end if the file was torn in mid-record, so that the torn record damages only itself."""

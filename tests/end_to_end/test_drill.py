@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from ridethrough.drill import conduct
 from ridethrough.drill.compare import CLASSES, TraceLine
-from ridethrough.drill.scenario import SCENARIOS, find
+from ridethrough.drill.scenario import SCENARIOS, Storage, find
 from ridethrough.errors import UsageError
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
@@ -21,13 +22,20 @@ pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[TraceLine, ...]:
-    return conduct.train_reference(print)
+    return conduct.train_reference(SCENARIOS["mid-step"], print)
 
 
 def leftovers() -> list[str]:
     loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
-    spaces = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in loops if "ridethrough-drill" in line] + [line for line in spaces if line.startswith("rt-")]
+    nodes = [path for path in Path("/proc").glob("[0-9]*/mounts") if "ridethrough-drill" in readable(path)]
+    return [line for line in loops if "ridethrough-drill" in line] + [str(path) for path in nodes]
+
+
+def readable(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # the process has ended
 
 
 def test_a_run_cut_in_mid_step_in_mid_save_and_twice_in_a_row_is_the_run_never_cut(tmp_path: Path) -> None:
@@ -48,6 +56,36 @@ def test_a_run_cut_in_mid_step_in_mid_save_and_twice_in_a_row_is_the_run_never_c
         assert sum(cut["rto_phases_s"].values()) == pytest.approx(cut["rto_s"], abs=0.01)
     history = next((tmp_path / "history" / "journal").iterdir()).read_text(encoding="utf-8")
     assert "drill.finished" in history
+    assert leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def pair_reference() -> tuple[TraceLine, ...]:
+    return conduct.train_reference(SCENARIOS["two-nodes"], print)
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+def test_two_nodes_of_which_one_and_then_both_go_dark_train_as_if_nothing_had_happened(
+    storage: Storage, pair_reference: tuple[TraceLine, ...]
+) -> None:
+    scenario = dataclasses.replace(SCENARIOS["two-nodes"], storage=storage)
+    report = conduct.conduct(scenario, reference=pair_reference, sabotage=None, seed=11, say=print)
+    assert report.difference is None
+    assert report.invariant_failures == ()
+    one, room = report.cuts
+    assert one.rpo_limit_steps == 1  # the other node still remembers every step
+    for cut in (one, room):
+        assert cut.rpo_limit_steps is not None
+        assert cut.rpo_steps <= cut.rpo_limit_steps
+    assert leftovers() == []
+
+
+def test_a_run_that_goes_on_without_a_node_trains_on_every_sample_once() -> None:
+    scenario = SCENARIOS["one-never"]
+    report = conduct.conduct(scenario, reference=conduct.train_reference(scenario, print), sabotage=None, seed=12, say=print)
+    assert report.invariant_failures == ()
+    assert report.difference is None
+    assert report.cuts[0].rpo_steps <= 1
     assert leftovers() == []
 
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from ridethrough.errors import Damaged, TierMissing, TwoHeads
-from ridethrough.format import layout
+from ridethrough.errors import Damaged, Fenced, StoreFull, TierMissing, TwoHeads
+from ridethrough.format import layout, record
 from ridethrough.journal import Journal
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.seam.process import state_dir
-from ridethrough.store.catalog import read_run
-from ridethrough.store.start import open_run, remember_run, remembered_run
+from ridethrough.store.catalog import read_catalog, read_run
+from ridethrough.store.start import (
+    Claim,
+    claim_attempt,
+    open_run,
+    remember_run,
+    remembered_run,
+    remembered_storage,
+    require_newest,
+    unfinished_claims,
+)
 from ridethrough.testing import FakeClock, RecordingFileSystem, SimpleStore, flip_bit, load_newest
+from ridethrough.types import AttemptRef
 
 
 class PowerCut(Exception):
@@ -139,3 +150,158 @@ def test_a_run_starts_in_a_hostile_directory(hostile_dir: Path) -> None:
     assert opened(PosixFileSystem(), path) == opened(PosixFileSystem(), path)
     remember_run(PosixFileSystem(), state_dir(), str(path), "1" * 32)
     assert remembered_run(PosixFileSystem(), state_dir(), str(path)) == "1" * 32
+
+
+# -- how the run directory was -------------------------------------------------------------------------------------------
+
+
+def test_a_node_remembers_how_the_run_directory_was(tmp_path: Path) -> None:
+    fs, path = PosixFileSystem(), str(tmp_path / "a")
+    assert remembered_storage(fs, state_dir(), path) is None
+    remember_run(fs, state_dir(), path, "1" * 32, "shared")
+    assert remembered_storage(fs, state_dir(), path) == "shared"
+    remember_run(fs, state_dir(), path, "1" * 32)
+    assert remembered_storage(fs, state_dir(), path) == "shared", "a start that did not look keeps what is known"
+
+
+def test_a_new_run_at_the_same_place_forgets_how_the_old_one_was(tmp_path: Path) -> None:
+    fs, path = PosixFileSystem(), str(tmp_path / "a")
+    remember_run(fs, state_dir(), path, "1" * 32, "node-local")
+    remember_run(fs, state_dir(), path, "2" * 32)
+    assert (remembered_run(fs, state_dir(), path), remembered_storage(fs, state_dir(), path)) == ("2" * 32, None)
+
+
+def test_a_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    fs, path = PosixFileSystem(), str(tmp_path / "a")
+    remember_run(fs, state_dir(), path, "1" * 32)
+    [note] = Path(state_dir(), "runs").iterdir()
+    note.write_bytes(record.encode("node-run", {"run_uid": "1" * 32, "run_dir": path}))
+    assert (remembered_run(fs, state_dir(), path), remembered_storage(fs, state_dir(), path)) == ("1" * 32, None)
+
+
+def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    remember_run(PosixFileSystem(), state_dir(), path, "1" * 32, "shared")
+    recorder = RecordingFileSystem(PosixFileSystem())
+    remember_run(recorder, state_dir(), path, "1" * 32)
+    assert recorder.changes() == []
+
+
+# -- claims --------------------------------------------------------------------------------------------------------------
+
+
+def ref(seq: int, nonce: str) -> AttemptRef:
+    return AttemptRef(seq=seq, nonce=nonce * 16)
+
+
+def test_a_number_belongs_to_whoever_claims_it_first(store: SimpleStore) -> None:
+    assert claim_attempt(store.fs, store.run_dir, ref(7, "a1"), ("a", "b")) is None
+    rival = claim_attempt(store.fs, store.run_dir, ref(7, "b2"), ("c",))
+    assert rival == Claim(seq=7, nonce="a1" * 16, nodes=("a", "b"))
+    assert rival is not None
+    assert rival.label == "000007-a1a1a1a1"
+
+
+def test_a_claim_of_ones_own_is_no_rival(store: SimpleStore) -> None:
+    for _ in range(2):
+        assert claim_attempt(store.fs, store.run_dir, ref(7, "a1"), ("a",)) is None
+
+
+def test_of_many_that_claim_at_once_exactly_one_gets_the_number(store: SimpleStore) -> None:
+    outcomes: list[Claim | None] = []
+    barrier = threading.Barrier(8)
+
+    def run(nonce: str) -> None:
+        barrier.wait(10)
+        outcomes.append(claim_attempt(PosixFileSystem(), store.run_dir, ref(9, nonce), (nonce,)))
+
+    threads = [threading.Thread(target=run, args=(f"{number:02x}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert outcomes.count(None) == 1
+    assert len(outcomes) == 8
+
+
+def test_claims_are_not_attempts(store: SimpleStore) -> None:
+    claim_attempt(store.fs, store.run_dir, ref(5, "a1"), ("a",))
+    catalog = read_catalog(store.fs, store.run_dir)
+    assert [found.seq for found, _ in catalog.attempts] == [1]
+    assert catalog.problems == ()
+    require_newest(store.fs, store.run_dir, store.attempt)
+
+
+def test_a_claimed_number_is_never_given_again(store: SimpleStore) -> None:
+    claim_attempt(store.fs, store.run_dir, ref(5, "a1"), ("a",))
+    assert read_catalog(store.fs, store.run_dir).next_seq == 6
+
+
+def test_claims_above_the_newest_attempt_are_unfinished(store: SimpleStore) -> None:
+    claim_attempt(store.fs, store.run_dir, ref(2, "a1"), ("a",))
+    Path(layout.claim_path(store.run_dir, 3)).write_bytes(b"")
+    assert unfinished_claims(store.fs, store.run_dir, above=1) == (Claim(seq=2, nonce="a1" * 16, nodes=("a",)), Claim(seq=3, nonce="", nodes=()))
+    assert unfinished_claims(store.fs, store.run_dir, above=3) == ()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "here", "is_over"),
+    [(("a", "b"), ("a", "b"), True), (("a",), ("a", "b"), True), (("a", "c"), ("a", "b"), False), ((), ("a",), False)],
+    ids=["the same nodes", "some of us", "somebody else too", "torn"],
+)
+def test_a_claim_is_over_where_all_who_made_it_start_anew(claimed: tuple[str, ...], here: tuple[str, ...], is_over: bool) -> None:
+    assert Claim(seq=1, nonce="a1" * 16, nodes=claimed).is_over(here) is is_over
+
+
+def test_a_cut_at_any_call_of_a_claim_leaves_it_free_whole_or_torn_and_the_next_start_whole(tmp_path: Path) -> None:
+    nth, is_over = 0, False
+    while not is_over:
+        nth += 1
+        store = SimpleStore(fs=PosixFileSystem(), run_dir=str(tmp_path / f"run-{nth}"), world_size=1, part_bytes=300)
+        store.start()
+        store.commit(1)
+        fs, left = cut_after(nth)
+        with contextlib.suppress(PowerCut):
+            claim_attempt(fs, store.run_dir, ref(2, "a1"), ("a",))
+        found = unfinished_claims(PosixFileSystem(), store.run_dir, above=1)
+        assert found in ((), (Claim(seq=2, nonce="", nodes=()),), (Claim(seq=2, nonce="a1" * 16, nodes=("a",)),))
+        assert store.resume() == 1
+        store.commit(2)
+        is_over = left[0] > 0
+    assert nth > 5
+
+
+def test_the_claim_is_durable_before_the_records_it_is_for(store: SimpleStore) -> None:
+    store.fs = recorder = RecordingFileSystem(PosixFileSystem())
+    store.start()
+    changes = recorder.changes()
+    created = changes.index(("create", "000002.claim"))
+    assert [call for call, _ in changes[created : created + 4]] == ["create", "write", "sync", "sync_dir"]
+    assert all("roster" not in name and "attempt.json" not in name for _, name in changes[: created + 4])
+
+
+def test_a_disk_that_refuses_a_claim_does_not_keep_its_number(store: SimpleStore) -> None:
+    class Full(RecordingFileSystem):
+        def enter(self, call: str, path: str) -> None:
+            if call == "sync" and path.endswith(".claim"):
+                raise StoreFull(path=path, detail="ENOSPC on fsync")
+            super().enter(call, path)
+
+    with pytest.raises(StoreFull):
+        claim_attempt(Full(PosixFileSystem()), store.run_dir, ref(2, "a1"), ("a",))
+    assert claim_attempt(store.fs, store.run_dir, ref(2, "b2"), ("b",)) is None
+
+
+def test_an_attempt_is_not_written_over_the_claim_of_another(store: SimpleStore) -> None:
+    claim_attempt(store.fs, store.run_dir, ref(2, "a1"), ("a",))
+    with pytest.raises(TwoHeads) as caught:
+        store.start(seq=2, nonce="b2" * 16)
+    assert "000002-a1a1a1a1" in str(caught.value)
+    assert [found.seq for found, _ in read_catalog(store.fs, store.run_dir).attempts] == [1]
+
+
+def test_an_attempt_that_was_overtaken_while_it_started_is_fenced(store: SimpleStore) -> None:
+    claim_attempt(store.fs, store.run_dir, ref(2, "a1"), ("a",))
+    store.start(seq=3, nonce="b2" * 16)
+    with pytest.raises(Fenced):
+        store.start(seq=2, nonce="a1" * 16)

@@ -10,11 +10,18 @@ import pytest
 
 from fake_link import FakeLink
 from ridethrough.errors import KeeperGone
+from ridethrough.format.attempt import Roster, RosterPart
 from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.seam.process import node_name
 from ridethrough.snapshot import link as links
 from ridethrough.snapshot.board import Board
-from ridethrough.supervisor.loop import Settings, Supervisor
+from ridethrough.snapshot.plan import Plan
+from ridethrough.store.retain import Retention
+from ridethrough.supervisor.directive import Stage
+from ridethrough.supervisor.loop import Supervisor
+from ridethrough.supervisor.settings import Settings
 from ridethrough.testing import FakeClock
+from ridethrough.types import AttemptRef
 
 
 class FakeKeeper(FakeLink):
@@ -24,7 +31,7 @@ class FakeKeeper(FakeLink):
         super().__init__()
         self.look: dict[str, Any] = {
             "keeper_pid": 1, "run_dir": None, "launch": 0, "pid": 0, "status": None, "ended_s": None, "trainers": 0, "workers": None,
-            "signals": [], "helpers": {},
+            "signals": [], "wants_peers": False, "up_s": 1.0, "helpers": {},
         }  # fmt: skip
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -58,9 +65,14 @@ def supervisor(keeper: FakeKeeper, clock: FakeClock) -> Supervisor:
 
 
 def plan(keeper: FakeKeeper, launch: int) -> None:
-    board = keeper.board(links.plan_board(launch))
-    roster = {"nodes": ["n", "n"]}
-    board.write({"save_interval_steps": 100, "restored_step": 0, "roster": roster, "node": "n", "attempt": {"seq": 1, "nonce": "x"}})
+    ref = AttemptRef(seq=1, nonce="a" * 32)
+    me = node_name()
+    roster = Roster(run_uid="u", attempt=ref, nodes=(me, me), parts=(RosterPart(name="replicated", holders=(0, 1)),))
+    found = Plan(
+        run_dir="/r", run_uid="u", attempt=ref, parent=None, resumed_dir=None, roster=roster, node=me, meta={}, retention=Retention(),
+        monitor=None, save_interval_steps=100, snapshot_interval_steps=1, restored_step=0, damaged=(),
+    )  # fmt: skip
+    keeper.board(links.plan_board(launch)).write(found.as_board())
 
 
 def rank(keeper: FakeKeeper, launch: int, number: int, **says: Any) -> None:
@@ -101,7 +113,8 @@ def test_fresh_start_is_wished_for_until_a_launch_has_agreed(keeper: FakeKeeper)
     for _ in range(40):
         found.round()
         clock.sleep(1.0)
-    wishes = [fields["environment"] for op, fields in keeper.asked if op == "spawn"]
+    wished = (links.FRESH_VARIABLE, links.RESTART_VARIABLE)
+    wishes = [{k: v for k, v in fields["environment"].items() if k in wished} for op, fields in keeper.asked if op == "spawn"]
     assert wishes == [{links.FRESH_VARIABLE: "1"}, {links.FRESH_VARIABLE: "1"}, {links.RESTART_VARIABLE: "1"}]
 
 
@@ -111,9 +124,11 @@ def test_stop_in_a_pause_before_a_restart_ends_the_run(keeper: FakeKeeper) -> No
     found.round()
     found.memory.past = [{"fingerprint": "a", "last_step": 1, "durable_step": -1}, {"fingerprint": "b", "last_step": 2, "durable_step": -1}]
     end(keeper, -9, clock.monotonic_s())
-    found.round()
-    assert found.memory.ended is not None
-    assert found.memory.ended["action"] == "restart"
+    for _ in range(3):
+        found.round()
+    assert found.directive.stage is Stage.CALLING
+    assert found.directive.outcome is not None
+    assert found.directive.outcome.pause_s > 0
     keeper.look["signals"] = [signal.SIGTERM]
     found.round()
     assert keeper.count("finish") == 1
@@ -132,9 +147,11 @@ def test_an_end_is_judged_and_remembered_in_one_breath(keeper: FakeKeeper, monke
     monkeypatch.setattr(Board, "write", lambda self, value: (written.append(dict(value)), write(self, value))[1])
     end(keeper, -9, clock.monotonic_s())
     found.round()
-    assert written
-    for value in written:
-        assert bool(value["past"]) == (value["ended"] is not None), "killed here, a successor would judge the same end twice"
+    written = [value["memory"] for value in written if "memory" in value]
+    assert any(memory["past"] for memory in written)
+    for memory in written:
+        is_judged = memory["directive"].get("outcome") is not None
+        assert bool(memory["past"]) == is_judged, "killed here, a successor would judge the same end twice"
 
 
 def test_final_save_is_announced_also_when_the_one_before_it_has_failed(keeper: FakeKeeper) -> None:
@@ -146,7 +163,7 @@ def test_final_save_is_announced_also_when_the_one_before_it_has_failed(keeper: 
     for number in (0, 1):
         rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
     found.round()
-    assert found.memory.announced == 105
+    assert found.directive.announced == 105
 
 
 def test_step_that_was_refused_and_is_asked_for_again_is_announced_again_once(keeper: FakeKeeper) -> None:
@@ -158,15 +175,15 @@ def test_step_that_was_refused_and_is_asked_for_again_is_announced_again_once(ke
         rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
     found.round()
     clock.sleep(1.0)
-    keeper.board(links.PERSIST).write({"failed": {"launch": 1, "step": 105, "at_s": clock.monotonic_s()}})
+    keeper.board(links.PERSIST).write({"failed": {"launch": 1, "number": 1, "step": 105, "at_s": clock.monotonic_s()}})
     found.round()
-    assert found.memory.announcement == 1, "the ranks have not asked again"
+    assert found.directive.announcement == 1, "the ranks have not asked again"
     clock.sleep(1.0)
     for number in (0, 1):
         rank(keeper, 1, number, step=105, phase="saving", wanted_save=105, wanted_at_s=clock.monotonic_s())
     for _ in range(3):
         found.round()
-    assert found.memory.announcement == 2
+    assert found.directive.announcement == 2
 
 
 def test_processes_that_cannot_be_killed_end_the_run_and_call_a_person(keeper: FakeKeeper) -> None:

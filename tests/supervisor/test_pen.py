@@ -28,6 +28,9 @@ class FakeJournal:
             raise StoreFull(path="/run", detail="ENOSPC on append")
         self.events.append((kind, data))
 
+    def was_cut_short(self, at_work: frozenset[str], ended: frozenset[str]) -> bool:
+        return False
+
 
 @pytest.fixture
 def journal() -> Iterator[FakeJournal]:

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +29,8 @@ from ridethrough.train.checkpointer import Checkpointer
 
 class LabLink(FakeLink):
     """Answers what a keeper would."""
+
+    hello: ClassVar[dict[str, Any]] = {}
 
     def request(self, op: str, **_: Any) -> dict[str, Any]:
         return {"launch": 1} if op == "launch" else {}
@@ -94,6 +96,12 @@ class Lives:
     def events(self) -> list[tuple[str, dict[str, Any]]]:
         assert self._now is not None
         return self._now.events
+
+    @property
+    def rank_says(self) -> dict[str, Any]:
+        """The board of the rank."""
+        assert self._now is not None
+        return self._now.link.board(links.rank_board(1, 0)).read()
 
     def end(self) -> None:
         """The power is cut."""

@@ -17,6 +17,19 @@ CONTEXT = state.Context(
 )
 
 
+class Holder:
+    """Anything with a state."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        self.value = found["value"]
+
+
 def classify(objects: dict[str, Any]) -> list[state.Tracked]:
     tracked = [state.classify(name, value, world_size=1, seed=1) for name, value in objects.items()]
     state.mark_replicated(tracked, world_size=1)

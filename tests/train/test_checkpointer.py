@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ridethrough.errors import MemoryTooSmall, StateMismatch, StepOrder, StorageError, UsageError
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.catalog import candidates, read_catalog
-from ridethrough.testing import FakeClock, SimpleStore, restorable_steps
+from ridethrough.testing import restorable_steps
 from ridethrough.train import rng
 from ridethrough.train.checkpointer import Checkpointer
 
@@ -161,6 +161,12 @@ def test_monitored_loss_that_is_no_number_stops_no_retention(start: Callable[...
     assert saved(tmp_path) == [1, 3]
 
 
+def test_rank_says_of_which_steps_it_has_snapshots(start: Callable[..., Job], lives: Lives) -> None:
+    job = start(every_n_train_steps=2, snapshot_every_n_steps=2)
+    job.steps(5)
+    assert lives.rank_says["posted_steps"] == [2, 4]
+
+
 # -- order of calls ------------------------------------------------------------------------------------------------------
 
 
@@ -240,14 +246,6 @@ def test_more_ranks_than_torch_knows_of_are_refused(lives: Lives, tmp_path: Path
     ckpt = lives.start(tmp_path / "run")
     with pytest.raises(UsageError, match="init_process_group"):
         ckpt.track(model=nn.Linear(1, 1))
-
-
-def test_checkpoint_of_another_world_size_is_refused_clearly(start: Callable[..., Job], tmp_path: Path) -> None:
-    store = SimpleStore(fs=PosixFileSystem(), run_dir=str(tmp_path / "run"), clock=FakeClock())
-    store.start()
-    store.finish(store.commit_parts(10))
-    with pytest.raises(StateMismatch, match="was saved by 2 ranks, this start has 1"):
-        start()
 
 
 def test_state_that_does_not_fit_in_memory_is_refused(start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:

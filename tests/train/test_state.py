@@ -7,26 +7,13 @@ import numpy as np
 import pytest
 import torch
 from lab import digest
-from parts import capture, classify, restore
+from parts import Holder, capture, classify, restore
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ridethrough.errors import StateMismatch, StateNotExpressible, UsageError
 from ridethrough.train import state
 from ridethrough.types import StateClass
-
-
-class Holder:
-    """Anything with a state."""
-
-    def __init__(self, value: Any = None) -> None:
-        self.value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    def load_state_dict(self, found: dict[str, Any]) -> None:
-        self.value = found["value"]
 
 
 def round_trip(value: Any) -> Any:
@@ -225,11 +212,6 @@ def test_object_that_is_not_tracked_any_more_is_refused_by_name() -> None:
 def test_object_that_was_not_tracked_before_is_refused_by_name() -> None:
     with pytest.raises(StateMismatch, match="does not fit average: it was not tracked when this checkpoint was made"):
         restore({"model": net()}, {"model": net(), "average": Holder(1)})
-
-
-def test_other_world_size_is_refused_clearly() -> None:
-    with pytest.raises(StateMismatch, match="rank 0 of 1 there, rank 0 of 2 here"):
-        restore({"model": net()}, {"model": net()}, world_size=2)
 
 
 def test_load_that_fails_is_told_with_the_objects_name_and_the_reason() -> None:

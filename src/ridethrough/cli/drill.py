@@ -18,11 +18,13 @@ from ridethrough.types import StateClass
 
 _COLUMNS = (
     Column("CUT"),
+    Column("NODES"),
     Column("PERSISTER"),
     Column("AT STEP", is_right=True),
     Column("RESTORED", is_right=True),
     Column("RPO", is_right=True),
     Column("RTO", is_right=True),
+    Column("DETECT", is_right=True),
     Column("NODE", is_right=True),
     Column("LAUNCH", is_right=True),
     Column("VERIFY", is_right=True),
@@ -33,7 +35,7 @@ _COLUMNS = (
 
 @click.command(
     epilog=output.help_end(
-        ("ridethrough drill", "ridethrough drill mid-save --json --target-rto 60s"),
+        ("ridethrough drill", "ridethrough drill two-nodes --json --target-rto 60s"),
         {0: "identical, targets met", 1: "a difference, a lost save, or a target missed", 2: "usage", 13: "no place for the node's disk"},
     )
 )
@@ -56,18 +58,23 @@ def command(
     output_path: str | None,
     is_json: bool,
 ) -> None:
-    """Cut the power of a small training job and measure what is lost.
+    r"""Cut the power of a small training job and measure what is lost.
 
-    One virtual node (network namespace, ext4 disk, 2 ranks) trains a small GPT
-    under `ridethrough run`; its power is cut and comes back, the same command
-    is given again. Every step of every rank is compared with a run that was
-    never cut. Nothing outside the drill's own temporary files is touched.
-    As root the cut is real (the file system loses what was not synced);
-    otherwise only processes are killed, and the result says so.
+    Virtual nodes (namespaces, an ext4 disk each) train a small GPT under
+    `ridethrough run`; their power or links are cut and come back, the same
+    command is given again. Every step of every rank is compared with a run
+    that was never cut. Nothing outside the drill's own temporary files is
+    touched. As root the cut is real (the file system loses what was not
+    synced); otherwise there is one node, of which only processes are killed,
+    and the result says so.
 
-    SCENARIO is power-cut (default), mid-step, mid-save or twice.
+    \b
+    One node:     power-cut (default), mid-step, mid-save, twice
+    Nodes:        two-nodes, node, rendezvous, room, one-never, survivors, sag
+    File server:  storage-late, storage-down
+    Network:      partition, blip
     """
-    from ridethrough.drill import conduct, node  # noqa: PLC0415  Linux only; --help works everywhere
+    from ridethrough.drill import conduct, machine  # noqa: PLC0415  Linux only; --help works everywhere
     from ridethrough.drill import scenario as scenarios  # noqa: PLC0415
 
     wanted = scenarios.find(scenario)
@@ -76,15 +83,15 @@ def command(
     limit_s = _seconds(target_rto)
     clock = SystemClock()
     chosen = seed if seed is not None else int.from_bytes(os.urandom(3), "big")
-    why = node.missing_for_namespaces()
-    if why is not None:
+    why = machine.missing()
+    if why is not None and wanted.nodes == 1:
         output.note(f"processes only, the disk keeps its cache: {why}")
     began_s = clock.monotonic_s()
 
     def say(text: str) -> None:
         output.note(f"{clock.monotonic_s() - began_s:6.1f} s  {text}")
 
-    report = conduct.conduct(wanted, reference=conduct.train_reference(say), sabotage=sabotage, seed=chosen, say=say)
+    report = conduct.conduct(wanted, reference=conduct.train_reference(wanted, say), sabotage=sabotage, seed=chosen, say=say)
     missed = _missed(report, limit_s, target_rpo_steps)
     found = {**report.as_dict(), "targets": {"rto_s": limit_s, "rpo_steps": target_rpo_steps}, "missed": missed}
     _keep_history(history_dir, found)
@@ -113,7 +120,10 @@ def _missed(report: object, limit_s: float | None, limit_steps: int | None) -> l
 
     assert isinstance(report, DrillReport)
     missed = [f"{c.kind} at step {c.at_step}: RTO {c.rto_s:.1f} s" for c in report.cuts if limit_s is not None and c.rto_s > limit_s]
-    missed += [f"{c.kind} at step {c.at_step}: RPO {c.rpo_steps} steps" for c in report.cuts if limit_steps is not None and c.rpo_steps > limit_steps]
+    for cut in report.cuts:
+        limits = [limit for limit in (limit_steps, cut.rpo_limit_steps) if limit is not None]
+        if limits and cut.rpo_steps > min(limits):
+            missed.append(f"{cut.kind} at step {cut.at_step}: RPO {cut.rpo_steps} steps, at most {min(limits)} promised")
     return missed
 
 
@@ -139,12 +149,14 @@ def _show(report: object, missed: list[str]) -> None:
         rows.append(
             (
                 cut.kind,
+                cut.nodes,
                 cut.phase,
                 str(cut.at_step),
-                str(cut.restored_step),
+                "goes on" if cut.restored_step is None else str(cut.restored_step),
                 f"{cut.rpo_steps} steps",
                 f"{cut.rto_s:.1f} s",
-                f"{p['detect'] + p['classify'] + p['node_ready']:.1f} s",
+                f"{p['detect'] + p['classify']:.1f} s",
+                f"{p['node_ready']:.1f} s",
                 f"{p['launch']:.1f} s",
                 f"{p['select_verify']:.2f} s",
                 f"{p['load']:.2f} s",
@@ -154,6 +166,8 @@ def _show(report: object, missed: list[str]) -> None:
     output.table(_COLUMNS, rows)
     output.line("")
     output.line(f"realism: {report.realism}   seed: {report.seed}   compared: {report.compared_lines} steps of ranks   wall: {report.wall_s:.0f} s")
+    for incident in report.incidents:
+        output.line(f"incident: {incident.get('outcome')}, {incident.get('cause')}")
     for failure in report.invariant_failures:
         output.line(f"failed: {failure}")
     for text in missed:

@@ -22,6 +22,9 @@ from ridethrough.snapshot.plan import first_save
 _STORAGE_S = 1.2
 """Longer than any healthy listing; with the keeper's answer it stays under two seconds."""
 _KEEPER_S = 0.5
+_SILENT_S = 2.0
+_STRAY = 20
+"""Refused packets below this are those of starts and restarts."""
 _RANKS = (
     Column("RANK", is_right=True),
     Column("PID", is_right=True),
@@ -71,6 +74,8 @@ _NOT_RUNNING: dict[str, Any] = {
     "durable": None,
     "verified": None,
     "exposure": None,
+    "exposures": [],
+    "nodes": None,
     "save": None,
     "alarms": [],
     "ranks": [],
@@ -115,6 +120,8 @@ def _describe(
         "durable": _point(durable, now_s),
         "verified": _point(verified, now_s),
         "exposure": _exposure(steps, durable, plan, now_s),
+        "exposures": _exposures(steps, durable, plan, control),
+        "nodes": _nodes(control),
         "save": {
             "next_step": control.get("announced") or (first_save(plan["restored_step"], plan["save_interval_steps"]) if plan else None),
             "interval_steps": (plan or {}).get("save_interval_steps"),
@@ -150,6 +157,30 @@ def _exposure(steps: list[int], durable: dict[str, Any] | None, plan: dict[str, 
     return {"scope": "everything dark", "steps": max(steps) - int(plan["restored_step"]), "age_s": None}
 
 
+def _exposures(steps: list[int], durable: dict[str, Any] | None, plan: dict[str, Any], control: dict[str, Any]) -> list[dict[str, Any]]:
+    """What smaller losses would cost: memory on other nodes survives them. Known to the lead alone."""
+    if not steps or not plan or not control.get("is_lead"):
+        return []
+    on_disk = max(int(plan["restored_step"]), int(durable["step"]) if durable else -1)
+    return [{"scope": scope, "steps": max(steps) - max(int(step), on_disk)} for scope, step in (control.get("survives") or {}).items()]
+
+
+def _nodes(control: dict[str, Any]) -> dict[str, Any] | None:
+    """Who decides, and who is heard; None for a job of one node."""
+    said = (control.get("memory") or {}).get("directive") or {}
+    if len(said.get("members") or ()) < 2 and not control.get("peer_port"):
+        return None
+    return {
+        "lead": said.get("lead"),
+        "is_lead": bool(control.get("is_lead")),
+        "stage": said.get("stage", "calling"),
+        "members": said.get("members") or [],
+        "silent_s": control.get("silent_s") or {},
+        "port": control.get("peer_port"),
+        "refused_packets": control.get("refused_packets") or {},
+    }
+
+
 def _alarms(helpers: dict[str, Any], answer: dict[str, Any], control: dict[str, Any]) -> list[str]:
     alarms = [f"the {role} is being restarted" for role, h in helpers.items() if not h["is_alive"]]
     if answer.get("failures_in_a_row"):
@@ -160,6 +191,9 @@ def _alarms(helpers: dict[str, Any], answer: dict[str, Any], control: dict[str, 
         alarms.append(f"ranks {d['ranks']} differ in {', '.join(d['tensors'])} at step {d['step']}: silent divergence")
     if answer.get("journal_error"):
         alarms.append(f"the journal cannot be written: {answer['journal_error']}")
+    refused = {reason: count for reason, count in (control.get("refused_packets") or {}).items() if count > _STRAY}
+    if refused:
+        alarms.append(f"packets refused: {', '.join(f'{count} {reason}' for reason, count in refused.items())}; the same key and run on every node?")
     if control.get("suspected"):
         alarms.append("steps are overdue")
     return alarms
@@ -188,10 +222,13 @@ def _show(shown: str, found: dict[str, Any]) -> None:
         rows.append(("durable", _when(found["durable"])))
         rows.append(("verified", _when(found["verified"])))
         rows.append(("exposure", _lost(found["exposure"])))
+        rows += [("", f"if {e['scope']} went dark now: {e['steps']} steps would be lost") for e in found["exposures"]]
         rows.append(("next save", _text((found["save"] or {}).get("next_step"), "step {}")))
         busy = (found["save"] or {}).get("in_progress")
         if busy:
             rows.append(("saving", f"step {busy['step']}, {busy['phase']} for {busy['age_s']} s"))
+    if found["nodes"] is not None:
+        rows.append(("nodes", _who(found["nodes"])))
     storage = found["storage"]
     restart = storage["newest_restorable"]
     if not storage["answers"]:
@@ -215,6 +252,13 @@ def _state(found: dict[str, Any]) -> str:
     if not keeper["answers"]:
         return "the keeper does not answer"
     return f"running, launch {found['launch']['number']}, keeper {keeper['pid']}"
+
+
+def _who(nodes: dict[str, Any]) -> str:
+    if not nodes["is_lead"]:
+        return f"{len(nodes['members'])}, led by {nodes['lead']}: ask there for what losing a node would cost"
+    silent = [f"{n} {s:.0f} s" if s is not None else f"{n} (never heard)" for n, s in nodes["silent_s"].items() if s is None or s > _SILENT_S]
+    return f"{len(nodes['members'])}, led from here; " + (f"silent: {', '.join(silent[:8])}" if silent else "all are heard")
 
 
 def _rank_row(rank: dict[str, Any]) -> tuple[output.Cell, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ class TraceLine:
     is_resume: bool
     """Taken right after a resume, before the first step."""
     digests: Mapping[str, str]
+    samples: tuple[int, ...] = ()
+    """Which samples the step was trained on, if the trainee says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ def parse_trace(text: str) -> list[TraceLine]:
     for raw in text.splitlines(keepends=True):
         if raw.endswith("\n"):
             value = json.loads(raw)
-            lines.append(TraceLine(**value))
+            lines.append(TraceLine(**{**value, "samples": tuple(value.get("samples", ()))}))
     return lines
 
 
@@ -75,3 +78,31 @@ def compare(reference: Iterable[TraceLine], drilled: Iterable[TraceLine], *, ste
         if every - have
     ]
     return (min(found, key=lambda item: (item[0], item[1]))[2] if found else None), gaps
+
+
+def final_lineage(lines: Sequence[TraceLine], resumes: Iterable[tuple[float, int]]) -> list[TraceLine]:
+    """The steps that the end state is made of, in their order.
+
+    Args:
+        lines: All that was traced.
+        resumes: When each attempt began, and the step that it went on from: what came before and is later than that step was lost.
+    """
+    starts = sorted({*resumes, *((line.at_s, line.step) for line in lines if line.is_resume)})
+    kept = [line for line in lines if not line.is_resume and not any(line.at_s < at_s and line.step > restored for at_s, restored in starts)]
+    return sorted(kept, key=lambda line: (line.step, line.rank))
+
+
+def sample_faults(lineage: Iterable[TraceLine], *, per_epoch: int, epochs: int) -> list[str]:
+    """What is wrong with the samples of a run: nothing if each was trained on exactly once an epoch, whatever the number of ranks."""
+    samples = [sample for line in lineage for sample in line.samples]
+    faults = []
+    for epoch in range(epochs):
+        count = Counter(samples[epoch * per_epoch : (epoch + 1) * per_epoch])
+        lost, again = [n for n in range(per_epoch) if n not in count], [n for n, times in sorted(count.items()) if times > 1]
+        if lost:
+            faults.append(f"epoch {epoch}: {len(lost)} samples lost, the first is {lost[0]}")
+        if again:
+            faults.append(f"epoch {epoch}: {len(again)} samples repeated, the first is {again[0]}")
+    if len(samples) != per_epoch * epochs:
+        faults.append(f"{len(samples)} samples instead of {per_epoch * epochs}")
+    return faults

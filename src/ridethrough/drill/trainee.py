@@ -12,6 +12,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ import ridethrough
 from ridethrough.train import rng
 from ridethrough.types import StateClass
 
-_BLOCK, _WIDTH, _HEADS, _BATCH, _EPOCHS = 32, 64, 2, 8, 3
+_BLOCK, _WIDTH, _HEADS, _EPOCHS = 32, 64, 2, 3
+_BATCH = 12
+"""Of each rank: however often 1 to 4 ranks take turns in an epoch, what is left of it goes round among them."""
 
 
 class Text(Dataset[tuple[torch.Tensor, int]]):
@@ -43,7 +46,8 @@ class Text(Dataset[tuple[torch.Tensor, int]]):
         return self._count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        window = self._bytes[index * _BLOCK : index * _BLOCK + _BLOCK + 1].clone()
+        at = index * _BLOCK % (len(self._bytes) - _BLOCK)  # a long drill reads the text more than once
+        window = self._bytes[at : at + _BLOCK + 1].clone()
         window[torch.rand(_BLOCK + 1) < 0.05] = 0
         if random.random() < 0.5:  # noqa: S311  augmentation
             window[random.randrange(_BLOCK)] = 1  # noqa: S311
@@ -138,9 +142,10 @@ class Job:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(11)
-        self.model = DistributedDataParallel(GPT())
+        # Otherwise DDP orders its sums anew after its first iteration, and the first step of a resume rounds differently.
+        self.model = DistributedDataParallel(GPT(), find_unused_parameters=True)
         rng.seed_all(100 + self.rank)
-        data = Text(arguments.steps // _EPOCHS * _BATCH * self.world_size)
+        data = Text(arguments.steps // _EPOCHS * _BATCH * (arguments.full_world or self.world_size))
         self.sampler: DistributedSampler[Any] = DistributedSampler(data, seed=5)
         self.loader = DataLoader(data, batch_size=_BATCH, sampler=self.sampler, num_workers=arguments.workers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
@@ -178,7 +183,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoints", required=True)
     parser.add_argument("--trace", required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="of the full world; fewer ranks make more steps of the same samples")
+    parser.add_argument("--full-world", type=int, default=0, help="ranks that --steps is meant for; those of this start if 0")
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.05)
     parser.add_argument("--workers", type=int, default=0)
@@ -206,8 +212,11 @@ def train(job: Job, ckpt: ridethrough.Checkpointer, arguments: argparse.Namespac
     launch = os.environ.get("RIDETHROUGH_LAUNCH", "")
     trace = Path(arguments.trace, f"rank-{job.rank}.jsonl")
 
-    def say(digests: dict[str, str], *, is_resume: bool) -> None:
-        line = {"rank": job.rank, "step": ckpt.global_step, "launch": launch, "at_s": time.monotonic(), "is_resume": is_resume, "digests": digests}
+    def say(step: int, digests: dict[str, str], *, is_resume: bool, samples: Sequence[int] = ()) -> None:
+        line = {"rank": job.rank, "step": step, "launch": launch, "at_s": time.monotonic(), "is_resume": is_resume, "digests": digests}
+        if samples:
+            # Consumed in this step: that a run with changing ranks has had every sample once is seen from these.
+            line["samples"] = list(samples)
         with trace.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -218,7 +227,7 @@ def train(job: Job, ckpt: ridethrough.Checkpointer, arguments: argparse.Namespac
             if at_resume is not None:
                 # Random generators are set last of all, when the loader has started.
                 at_resume[StateClass.METRICS] = digest([rng.capture(), job.meter.state_dict()])
-                say(at_resume, is_resume=True)
+                say(ckpt.global_step, at_resume, is_resume=True)
                 at_resume = None
             job.optimizer.zero_grad()
             logits = job.model(window[:, :-1])
@@ -228,8 +237,10 @@ def train(job: Job, ckpt: ridethrough.Checkpointer, arguments: argparse.Namespac
             job.scheduler.step()
             job.meter.add(float(loss.detach()))
             time.sleep(max(arguments.pace_s - (time.monotonic() - began_s), 0.0))
+            # Before the step is counted: one that a cut or a stop makes the last may be durable and is never made again.
+            digests = {**job.digests(), "batch": digest([window, index]), "loss": float(loss.detach()).hex()}
+            say(ckpt.global_step + 1, digests, is_resume=False, samples=index.tolist())
             ckpt.step(loss=loss)
-            say({**job.digests(), "batch": digest([window, index]), "loss": float(loss.detach()).hex()}, is_resume=False)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,13 @@ MANIFEST = "manifest.json"
 JOURNAL = "journal"
 QUARANTINE = "quarantine"
 TEMPORARY = ".tmp"
+KEY = "key"
+"""Secret of the run, for what its nodes say to each other; readable by its owner only."""
 
 _STEP = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{8})")
 _ATTEMPT = re.compile(r"([0-9]{6,18})-([0-9a-f]{8})")
+_CLAIM = re.compile(r"([0-9]{6,18})\.claim")
+_PROBE = re.compile(r"probe-([0-9a-f]{32})-(.+)\.tmp")
 _PART = re.compile(r"([a-z][a-z0-9-]{0,63})~([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)-([0-9a-f]{8})\.(safetensors|seal)")
 _PART_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
@@ -63,6 +67,30 @@ def parse_attempt_dir(name: str) -> tuple[int, str] | None:
     if found is None or AttemptRef(seq=int(found.group(1)), nonce=found.group(2)).label != name:
         return None
     return int(found.group(1)), found.group(2)
+
+
+def claim_path(run_dir: str, seq: int) -> str:
+    """The file whose creation makes a sequence number somebody's."""
+    return os.path.join(run_dir, ATTEMPTS, f"{seq:06d}.claim")
+
+
+def parse_claim(name: str) -> int | None:
+    """The sequence number that a claim is about, or None."""
+    found = _CLAIM.fullmatch(name)
+    if found is None or os.path.basename(claim_path("", int(found.group(1)))) != name:
+        return None
+    return int(found.group(1))
+
+
+def probe_name(token: str, node: str) -> str:
+    """A file that a node leaves for the others to see."""
+    return f"probe-{token}-{node}{TEMPORARY}"
+
+
+def parse_probe(name: str) -> tuple[str, str] | None:
+    """Token and node of a probe, or None."""
+    found = _PROBE.fullmatch(name)
+    return (found.group(1), found.group(2)) if found else None
 
 
 def part_stem(part: str, node: str, nonce: str) -> str:

@@ -21,6 +21,8 @@ CONTROL = "control"
 """Board written by the supervisor: launch, announced save, stop, flush."""
 PERSIST = "persist"
 """Board written by the persister: what is durable, verified, failed."""
+COURIER = "courier"
+"""Board written by the courier: what it holds of other nodes, and where it listens."""
 BOARD_BYTES = 64 << 10
 PLAN_BYTES = 32 << 20
 
@@ -40,6 +42,11 @@ def plan_board(launch: int) -> str:
 def slot_name(launch: int, rank: int, index: int) -> str:
     """Memory of one slot."""
     return f"{launch}/slot/{rank}/{index}"
+
+
+def replica_slot(launch: int, rank: int, index: int) -> str:
+    """Memory of one snapshot of the private part of a rank on another node."""
+    return f"{launch}/replica/{rank}/{index}"
 
 
 class KeeperLink:

@@ -1,13 +1,15 @@
 """The persister: from posted slots to durable, verified checkpoints. The only writer.
 
 Per save (numbers as in `store`): wait until every rank of the node has posted the step, pin
-their slots, commit the parts this node is to write, answer *durable*; then write manifest and
-meta.json, read everything back past the cache, answer *verified*, and only then let retention
-remove what is no longer needed.
+their slots, commit the parts this node is to write and answer *sealed*. If these are all parts of
+the roster the save is *durable*; with more nodes the lead says so when it has heard of every part.
+Then everything written here is read back past the cache; when that is so on every node the save is
+*verified*, and only then may retention remove what is no longer needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -22,16 +24,21 @@ from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.board import Board
+from ridethrough.snapshot.holdings import Holdings
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.plan import Plan, first_save
-from ridethrough.snapshot.slots import Slot, SlotPart
+from ridethrough.snapshot.slots import SlotPart
 from ridethrough.store.commit import PartSave
 from ridethrough.store.writer import RunWriter, as_suspects
+
+Content = tuple[tuple[SlotPart, ...], dict[str, Any]]
+"""Parts and index of one slot."""
 
 _IDLE_S = 0.02
 _BUSY_S = 0.002
 _PENDING_EVENTS = 1000
 _CRASHES_PER_SAVE = 2
+_SEALED_KEPT = 4
 
 
 @dataclass(slots=True)
@@ -41,6 +48,8 @@ class _Answer:
     launch: int = 0
     busy: dict[str, Any] | None = None
     taken: int = -1
+    sealed: list[dict[str, Any]] = field(default_factory=list)
+    """The newest saves whose parts of ours are sealed: launch, step, dark nodes, digests, whether read back."""
     durable: dict[str, Any] | None = None
     verified: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
@@ -72,11 +81,14 @@ class Persister:
             self._answer.crashes = [*self._answer.crashes[-9:], crashed]
         self._plan: Plan | None = None
         self._plan_board: Board | None = None
-        self._slots: dict[str, Slot] = {}
+        self._holdings = Holdings(link)
+        self._holdings.change_launch(self._answer.launch)
         self._journal: Journal | None = None
         self._writer: RunWriter | None = None
         self._pending: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_PENDING_EVENTS)
         self._done_announcement = -1
+        self._sealed_parts: dict[str, set[str]] = {}
+        self._refusal_heard: dict[str, Any] | None = None
         self._publish()
 
     def run(self) -> None:
@@ -112,9 +124,10 @@ class Persister:
         if not launch or not self._load_plan(launch):
             return False
         assert self._plan is not None
+        self._hear(control)
         flush = control.get("flush")
         if flush and int(flush["id"]) > self._answer.flushed:
-            self._flush(int(flush["id"]), str(flush["reason"]))
+            self._flush(flush)
         announced = control.get("announced")
         if announced is None:
             announced = first_save(self._plan.restored_step, self._plan.save_interval_steps)
@@ -122,19 +135,44 @@ class Persister:
         durable = self._answer.durable
         if number <= self._done_announcement or (durable and durable["launch"] == launch and durable["step"] >= announced):
             return False
-        state = self._slots_at(announced)
+        state = self._holdings.state_at(announced, self._plan.local_ranks)
         if state == "missed":
             self._done_announcement = number
             self._fail(announced, SaveFailed.code, "a rank had already passed this step when the save was announced")
         elif state == "ready":
             self._done_announcement = number
-            self._save(announced)
+            self._save(announced, frozenset(control.get("dark", ())))
         return True
 
+    def _hear(self, control: dict[str, Any]) -> None:
+        """What the lead of several nodes says of saves that are on more than one of them."""
+        assert self._plan is not None
+        if self._is_alone:
+            return
+        refused = control.get("refused")
+        if refused and refused != self._refusal_heard:
+            self._refusal_heard = refused
+            failed = self._answer.failed or {}
+            if failed.get("launch") != self._answer.launch or failed.get("step") != refused["step"]:
+                self._fail(int(refused["step"]), str(refused["code"]), str(refused["message"]))
+        durable = self._answer.durable
+        here = int(durable["step"]) if durable and durable["launch"] == self._answer.launch else None
+        confirmed = control.get("confirmed") or {}
+        said = int(confirmed["step"]) if confirmed else None
+        if said != here:
+            # Also backwards: a part that reads back wrong makes its save count no more.
+            self._acknowledge(said)
+        if said is not None and confirmed["is_verified"] and (self._answer.verified or {}).get("step") != said:
+            self._conclude(said)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Every part of the job is on this node: nobody needs to confirm anything."""
+        assert self._plan is not None
+        return len(self._plan.nodes) == 1
+
     def _change_launch(self, launch: int) -> None:
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()
+        self._holdings.change_launch(launch)
         self._plan = None
         self._plan_board = None
         self._done_announcement = -1
@@ -165,65 +203,31 @@ class Persister:
             retention=plan.retention,
             monitor=plan.monitor,
             resumed_dir=plan.resumed_dir,
+            own_parts=None if plan.is_shared or len(plan.nodes) == 1 else plan.held_parts(),
             note=self._note,
         )
+        self._sealed_parts.clear()
+        self._refusal_heard = None
         self._writer.learn_verified()
         self._writer.set_aside(as_suspects(plan.damaged))
         return True
 
-    # -- slots -----------------------------------------------------------------------------------------------------
+    def _flush(self, flush: dict[str, Any]) -> None:
+        """A step that is only in memory is durable: the trainers are dead or stuck.
 
-    def _refresh_slots(self) -> dict[int, list[Slot]]:
+        The lead of several nodes names the step; a node alone takes the newest that all its ranks have.
+        """
         assert self._plan is not None
-        prefix = f"{self._answer.launch}/slot/"
-        found = self._link.names()
-        for name in [n for n in self._slots if n not in found]:
-            self._slots.pop(name).close()
-        for name, size in found.items():
-            if name.startswith(prefix) and (name not in self._slots or self._slots[name].size_bytes != size):
-                if name in self._slots:
-                    self._slots.pop(name).close()
-                self._slots[name] = self._link.slot(name)
-        by_rank: dict[int, list[Slot]] = {rank: [] for rank in self._plan.local_ranks}
-        for name, slot in self._slots.items():
-            by_rank.setdefault(int(name.split("/")[2]), []).append(slot)
-        return by_rank
-
-    def _slots_at(self, step: int) -> str:
-        by_rank = self._refresh_slots()
-        posted = {rank: {slot.posted_step() for slot in slots} for rank, slots in by_rank.items()}
-        if all(step in steps for steps in posted.values()):
-            return "ready"
-        if any(step not in steps and max((s for s in steps if s is not None), default=-1) > step for steps in posted.values()):
-            return "missed"
-        return "wait"
-
-    def _pin(self, step: int) -> dict[int, Slot] | None:
-        """Every rank's slot of this step, pinned; None if one is gone."""
-        pinned: dict[int, Slot] = {}
-        for rank, slots in self._refresh_slots().items():
-            held = next((slot for slot in slots if slot.posted_step() == step and slot.pin(step)), None)
-            if held is None:
-                for slot in pinned.values():
-                    slot.release()
-                return None
-            pinned[rank] = held
-        return pinned
-
-    def _flush(self, flush_id: int, reason: str) -> None:
-        """The newest step that every rank of the node has is durable: the trainers are dead or stuck."""
-        by_rank = self._refresh_slots()
-        common = (
-            set.intersection(*({s for slot in slots if (s := slot.posted_step()) is not None} for slots in by_rank.values())) if by_rank else set()
-        )
+        step = flush.get("step")
+        if step is None:
+            step = self._holdings.newest_common(self._plan.local_ranks)
         durable = self._answer.durable
-        newest = max(common, default=-1)
         have = durable["step"] if durable and durable["launch"] == self._answer.launch else -1
-        kind = "flush.started" if newest > have else "flush.unneeded"
-        self._note(kind, reason=reason, step=newest if newest >= 0 else None, durable_step=have if have >= 0 else None)
-        if newest > have:
-            self._save(newest)
-        self._answer.flushed = flush_id
+        kind = "flush.started" if step > have else "flush.unneeded"
+        self._note(kind, reason=str(flush["reason"]), step=step if step >= 0 else None, durable_step=have if have >= 0 else None)
+        if step > have:
+            self._save(step, frozenset(flush.get("dark", ())))
+        self._answer.flushed = int(flush["id"])
         self._publish()
 
     # -- one save --------------------------------------------------------------------------------------------------
@@ -236,30 +240,39 @@ class Persister:
         self._answer.busy = None
         self._answer.taken = max(self._answer.taken, step)
         self._answer.failures_in_a_row += 1
-        self._answer.failed = {"launch": self._answer.launch, "step": step, "code": code, "message": message, "at_s": self._clock.monotonic_s()}
+        self._answer.failed = {
+            "launch": self._answer.launch,
+            "number": max(self._done_announcement, 0),
+            "step": step,
+            "code": code,
+            "message": message,
+            "at_s": self._clock.monotonic_s(),
+        }
         self._note("checkpoint.failed", step=step, code=code, message=message)
         self._publish()
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, dark: frozenset[str]) -> None:
         assert self._writer is not None
+        assert self._plan is not None
         if self._answer.crashes.count(step) >= _CRASHES_PER_SAVE:
             # Killed once is bad luck and the save is tried again; twice at the same save is a bug of ours.
             self._fail(step, Internal.code, "the persister died at this save before, see its traceback on stderr")
             return
         began_s = self._clock.monotonic_s()
         self._phase(step, "pinning")
-        pinned = self._pin(step)
+        pinned = self._holdings.pin(step, self._plan.local_ranks)
         if pinned is None:
             self._fail(step, SaveFailed.code, "a snapshot was overwritten before it could be pinned")
             return
+        replicas = self._holdings.pin_replicas(step, self._foreign_ranks(dark))
         self._answer.taken = max(self._answer.taken, step)
         self._phase(step, "writing")
-        contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]] = {}
+        contents: dict[int, Content] = {}
         try:
-            contents = {rank: slot.read() for rank, slot in pinned.items()}
-            captured_s = min((float(index["captured_s"]) for _, index in contents.values() if "captured_s" in index), default=began_s)
-            seals = self._writer.commit(self._part_saves(step, contents))
-            self._compare_holders(step, seals, contents)
+            contents = {rank: slot.read() for rank, slot in {**pinned, **replicas}.items()}
+            captured_s = min((float(contents[rank][1].get("captured_s", began_s)) for rank in pinned), default=began_s)
+            seals = self._writer.commit(self._part_saves(step, contents, dark))
+            digests = self._compare_holders(step, seals, contents)
         except (RideThroughError, OSError) as error:
             # A save that fails does not stop training: it is a record, an alarm and a wider exposure.
             self._fail(step, getattr(error, "code", StorageError.code), str(error))
@@ -268,91 +281,173 @@ class Persister:
             contents.clear()  # the views into the slots must go before a slot can be unmapped
             for slot in pinned.values():
                 slot.release()
-        self._settle(step, seals, began_s, captured_s=captured_s)
+            for slot in replicas.values():
+                slot.close()
+        self._seal(step, dark, seals, digests, began_s, captured_s=captured_s)
 
-    def _part_saves(self, step: int, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> list[PartSave]:
-        """The parts this node is to write, each as its first living holder has it."""
+    def _foreign_ranks(self, dark: frozenset[str]) -> set[int]:
+        """Ranks of other nodes whose private part is ours to write."""
+        assert self._plan is not None
+        holders = {p.name: p.holders for p in self._plan.roster.parts}
+        return {holders[name][0] for name in self._plan.parts_to_write(dark)} - set(self._plan.local_ranks)
+
+    def _part_saves(self, step: int, contents: dict[int, Content], dark: frozenset[str]) -> list[PartSave]:
+        """The parts this node is to write, each as its first holder here has it; without those already sealed by us."""
         assert self._plan is not None
         plan = self._plan
         # One object for all parts: the first rank's time and metrics stand in every seal.
-        index = contents[min(contents)][1]
+        index = contents[min(plan.local_ranks)][1]
+        identity = save_id(plan.run_uid, plan.attempt.nonce, step)
+        owners = {p.name: {plan.roster.nodes[rank] for rank in p.holders} for p in plan.roster.parts}
         saves = []
-        for name in plan.my_parts():
-            _, first = _holders(name, contents)[0]
+        for name in plan.parts_to_write(dark):
+            if name in self._sealed_parts.get(identity, ()):
+                continue
+            held = _holders(name, contents)
+            if not held:
+                if owners[name] <= dark:
+                    raise SaveFailed(step=step, waited_s=0.0, detail=f"nobody here holds part {name} of the dark node")
+                continue  # one more copy of what its own node writes; it has not arrived
             saves.append(
                 PartSave(
                     run_uid=plan.run_uid,
                     attempt=plan.attempt,
                     parent=plan.parent,
                     step=step,
-                    save_id=save_id(plan.run_uid, plan.attempt.nonce, step),
+                    save_id=identity,
                     part=name,
                     node=plan.node,
                     roster_digest=plan.roster.digest,
-                    payload=first.payload,
-                    tree=first.tree,
+                    payload=held[0][1].payload,
+                    tree=held[0][1].tree,
                     meta={**plan.meta, "step": step, "saved_at": index["captured_at"], "metrics": index["metrics"]},
                 )
             )
         return saves
 
-    def _compare_holders(self, step: int, seals: tuple[Seal, ...], contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> None:
-        """What several ranks hold must be the same; if not, that is the silent divergence nobody sees in the loss."""
-        for seal in seals:
-            (first_rank, first), *others = _holders(seal.part, contents)
-            for rank, other in others:
-                if part.checksum_chunks(other.payload) != seal.chunks:
-                    names_differing = _differing_tensors(first.payload, other.payload)[:8]
-                    self._answer.diverged = {"step": step, "part": seal.part, "ranks": [first_rank, rank], "tensors": names_differing}
-                    self._note("replicas.diverged", step=step, part=seal.part, ranks=[first_rank, rank], tensors=names_differing)
+    def _compare_holders(self, step: int, seals: tuple[Seal, ...], contents: dict[int, Content]) -> dict[str, str]:
+        """What several ranks hold must be the same; if not, that is the silent divergence nobody sees in the loss.
 
-    def _settle(self, step: int, seals: tuple[Seal, ...], began_s: float, *, captured_s: float) -> None:
-        """Durable is said, then proven by reading back, then retention may run."""
+        Returns:
+            A digest of each part that ranks of several nodes hold, for the lead to compare between nodes.
+        """
+        assert self._plan is not None
+        sealed = {seal.part: seal.chunks for seal in seals}
+        digests = {}
+        for listed in self._plan.roster.parts:
+            held = _holders(listed.name, contents)
+            if len(listed.holders) == 1 or not held:
+                continue
+            (first_rank, first), *others = held
+            chunks = sealed.get(listed.name) or part.checksum_chunks(first.payload)
+            digests[listed.name] = hashlib.sha256("".join(chunks).encode()).hexdigest()[:16]
+            for rank, other in others:
+                if part.checksum_chunks(other.payload) != chunks:
+                    names_differing = _differing_tensors(first.payload, other.payload)[:8]
+                    self._answer.diverged = {"step": step, "part": listed.name, "ranks": [first_rank, rank], "tensors": names_differing}
+                    self._note("replicas.diverged", step=step, part=listed.name, ranks=[first_rank, rank], tensors=names_differing)
+        return digests
+
+    def _seal(self, step: int, dark: frozenset[str], seals: tuple[Seal, ...], digests: dict[str, str], began_s: float, *, captured_s: float) -> None:
+        """Our parts are sealed; durable is said if nobody else has to write; then they are read back."""
         assert self._writer is not None
-        now_s = self._clock.monotonic_s()
-        first = seals[0]
-        dir_name = layout.step_dir(step, first.save_id)
+        assert self._plan is not None
+        identity = save_id(self._plan.run_uid, self._plan.attempt.nonce, step)
+        self._sealed_parts = {identity: {seal.part for seal in seals} | self._sealed_parts.get(identity, set())}
         size = sum(seal.payload_bytes for seal in seals)
-        before = self._answer.durable
-        self._answer.save_s = now_s - began_s
-        self._answer.durable = {
-            "launch": self._answer.launch,
-            "step": step,
-            "save_id": first.save_id,
-            "dir_name": dir_name,
-            "at_s": now_s,
-            "captured_s": captured_s,
-        }
+        self._answer.save_s = self._clock.monotonic_s() - began_s
         self._answer.failures_in_a_row = 0
+        mine: dict[str, Any] = {"launch": self._answer.launch, "step": step, "dark": sorted(dark), "digests": digests, "is_verified": False}
+        mine |= {"captured_s": captured_s, "size_bytes": size, "save_s": round(self._answer.save_s, 4)}
+        self._answer.sealed = [*[s for s in self._answer.sealed if s["step"] != step][-_SEALED_KEPT + 1 :], mine]
+        before = self._answer.durable
         self._phase(step, "verifying")
-        self._note(
-            "checkpoint.durable",
-            step=step,
-            attempt_seq=first.attempt.seq,
-            save_id=first.save_id,
-            dir_name=dir_name,
-            size_bytes=size,
-            save_s=round(now_s - began_s, 4),
-        )
+        if self._is_alone:
+            self._acknowledge(step)
         try:
-            self._writer.settle(seals)
+            if self._is_alone:
+                self._writer.describe(step, identity)
+            self._writer.prove(seals)
         except Damaged as error:
-            self._answer.durable = before
+            if self._is_alone:
+                self._answer.durable = before
+            self._unseal(step)
             self._fail(step, error.code, f"read back wrong: {error}")
             return
         except (StorageError, OSError) as error:
+            self._unseal(step)
             self._fail(step, getattr(error, "code", StorageError.code), f"written but not verified: {error}")
             return
-        self._answer.verified = {"launch": self._answer.launch, "step": step, "save_id": first.save_id, "at_s": self._clock.monotonic_s()}
-        self._phase(step, "retention")
-        self._note("checkpoint.verified", step=step, save_id=first.save_id)
-        self._writer.prune(dir_name)
+        mine["is_verified"] = True
+        if self._is_alone:
+            self._conclude(step)
+        else:
+            self._note("parts.sealed", step=step, save_id=identity, parts=len(seals), size_bytes=size, save_s=mine["save_s"])
         self._answer.busy = None
         self._publish()
 
+    def _unseal(self, step: int) -> None:
+        if not self._is_alone:
+            self._answer.sealed = [s for s in self._answer.sealed if s["step"] != step]
+            self._sealed_parts.clear()
 
-def _holders(name: str, contents: dict[int, tuple[tuple[SlotPart, ...], dict[str, Any]]]) -> list[tuple[int, SlotPart]]:
-    """Every local rank's copy of a part, in rank order."""
+    def _acknowledge(self, step: int | None) -> None:
+        """Durable is said: every part of the roster is sealed."""
+        assert self._plan is not None
+        if step is None:
+            self._answer.durable = None
+            self._publish()
+            return
+        identity = save_id(self._plan.run_uid, self._plan.attempt.nonce, step)
+        now_s = self._clock.monotonic_s()
+        mine: dict[str, Any] = next((s for s in self._answer.sealed if s["step"] == step and s["launch"] == self._answer.launch), {})
+        self._answer.durable = {
+            "launch": self._answer.launch,
+            "step": step,
+            "save_id": identity,
+            "dir_name": layout.step_dir(step, identity),
+            "at_s": now_s,
+            "captured_s": mine.get("captured_s", now_s),
+        }
+        self._publish()
+        self._note(
+            "checkpoint.durable",
+            step=step,
+            attempt_seq=self._plan.attempt.seq,
+            save_id=identity,
+            dir_name=layout.step_dir(step, identity),
+            size_bytes=mine.get("size_bytes", 0),
+            save_s=mine.get("save_s", 0.0),
+        )
+
+    def _conclude(self, step: int) -> None:
+        """Verified is said: every part was read back. Retention may run."""
+        assert self._writer is not None
+        assert self._plan is not None
+        identity = save_id(self._plan.run_uid, self._plan.attempt.nonce, step)
+        self._writer.verified.add(identity)
+        self._answer.verified = {"launch": self._answer.launch, "step": step, "save_id": identity, "at_s": self._clock.monotonic_s()}
+        self._phase(step, "retention")
+        self._note("checkpoint.verified", step=step, save_id=identity)
+        # On a shared tier one node speaks for all: two that remove the same files would report each other's work as failures.
+        if self._is_alone or not self._plan.is_shared or self._control.read().get("is_lead"):
+            if not self._is_alone:
+                self._describe(step, identity)
+            self._writer.prune(layout.step_dir(step, identity))
+        self._answer.busy = None
+        self._publish()
+
+    def _describe(self, step: int, identity: str) -> None:
+        assert self._writer is not None
+        try:
+            self._writer.describe(step, identity)
+        except (RideThroughError, OSError) as error:
+            # meta.json and the manifest are copies of what stands in the seals.
+            self._note("checkpoint.undescribed", step=step, message=str(error))
+
+
+def _holders(name: str, contents: dict[int, Content]) -> list[tuple[int, SlotPart]]:
+    """Every copy of a part here, in rank order."""
     return [(rank, found) for rank, (parts, _) in sorted(contents.items()) for found in parts if found.name == name]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import decode_parent, encode_parent
+from ridethrough.snapshot import placement
 from ridethrough.store.retain import Retention
 from ridethrough.types import AttemptRef, Parent
 
@@ -31,6 +33,14 @@ class Plan:
     restored_step: int
     damaged: tuple[dict[str, str], ...]
     """Copies that failed their checksums while the agreement looked for one to restore."""
+    is_shared: bool = True
+    """Every node sees the same run directory; otherwise each has a tier of its own and the union counts."""
+    addresses: dict[str, list[Any]] = field(default_factory=dict)
+    """Of every node: address, UDP port of its supervisor, TCP port of its courier. Empty for one node."""
+    key: str = ""
+    """Secret of the run in hex, for what nodes say to each other."""
+    domains: dict[str, str] = field(default_factory=dict)
+    """Power domain of each node."""
 
     def as_board(self) -> dict[str, Any]:
         """As JSON."""
@@ -49,6 +59,10 @@ class Plan:
             "snapshot_interval_steps": self.snapshot_interval_steps,
             "restored_step": self.restored_step,
             "damaged": list(self.damaged),
+            "is_shared": self.is_shared,
+            "addresses": self.addresses,
+            "key": self.key,
+            "domains": self.domains,
         }
 
     @staticmethod
@@ -70,9 +84,27 @@ class Plan:
         """Ranks on this node."""
         return tuple(rank for rank, node in enumerate(self.roster.nodes) if node == self.node)
 
-    def my_parts(self) -> tuple[str, ...]:
-        """Parts whose first holder is on this node: ours to write."""
-        return tuple(p.name for p in self.roster.parts if self.roster.nodes[p.holders[0]] == self.node)
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node once, in the order of its first rank: the order in which they lead."""
+        return placement.distinct_nodes(self.roster)
+
+    def replica_nodes(self, node: str) -> tuple[str, ...]:
+        """The nodes that hold the private parts of `node`."""
+        return placement.replica_nodes(self.nodes, node, self.domains)
+
+    def held_parts(self) -> frozenset[str]:
+        """Parts that a rank of this node holds."""
+        mine = set(self.local_ranks)
+        return frozenset(p.name for p in self.roster.parts if mine & set(p.holders))
+
+    def is_covered(self, dark: Collection[str]) -> bool:
+        """Every part has a node to write it while those nodes are dark."""
+        return placement.is_covered(self.roster, dark, self.domains)
+
+    def parts_to_write(self, dark: frozenset[str]) -> tuple[str, ...]:
+        """Parts that are this node's to write while those nodes are dark."""
+        return placement.parts_to_write(self.roster, self.node, dark=dark, is_shared=self.is_shared, domains=self.domains)
 
 
 def first_save(restored_step: int, interval_steps: int) -> int:

@@ -76,6 +76,11 @@ class Poster:
         self._steps[number] = step
         return True
 
+    @property
+    def posted_steps(self) -> list[int]:
+        """Steps of which a whole snapshot is in a slot, oldest first."""
+        return sorted(step for step in self._steps if step >= 0)
+
     def _free_slot(self, needed: int, reserved: int | None) -> int | None:
         """A slot of sufficient size, locked for writing: the one with the oldest snapshot."""
         for number in sorted(range(len(self._slots)), key=lambda n: self._steps[n]):

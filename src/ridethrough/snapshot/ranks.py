@@ -40,6 +40,8 @@ class RankState:
     """Monotonic time at the end of the last step."""
     step_s_p99: float = 0.0
     posted_step: int = -1
+    posted_steps: tuple[int, ...] = ()
+    """Every step of which this rank has a snapshot in a slot."""
     wanted_save: int | None = None
     """The rank waits for this step to be durable."""
     wanted_at_s: float = 0.0
@@ -62,4 +64,5 @@ def decode_rank(value: dict[str, Any]) -> RankState | None:
         return None
     known = {name: value[name] for name in RankState.__slots__ if name in value}
     known["phase"] = RankPhase(known.get("phase", RankPhase.STARTING))
+    known["posted_steps"] = tuple(known.get("posted_steps", ()))
     return RankState(**known)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ridethrough import journal
 from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew, RideThroughError, StorageError, StorageUnreachable, StoreMissing, TwoHeads
@@ -26,6 +26,8 @@ from ridethrough.format.seal import Seal
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.types import AttemptRef, Parent
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,13 @@ class Catalog:
     """By attempt, then step, oldest first."""
     problems: tuple[Problem, ...]
     next_seq: int
-    """One more than any sequence number ever seen here, also in damaged records."""
+    """One more than any sequence number ever seen here, also in damaged records and in claims."""
+    rosters: tuple[Roster, ...] = ()
+    """Of attempts and of checkpoints, each once."""
+
+    def roster_of(self, attempt: AttemptRef) -> Roster | None:
+        """Who trained in that attempt; None if its roster is lost."""
+        return next((roster for roster in self.rosters if roster.attempt == attempt), None)
 
 
 def read_run(fs: FileSystem, run_dir: str) -> Run:
@@ -133,6 +141,7 @@ def read_catalog(fs: FileSystem, run_dir: str) -> Catalog:
         checkpoints=tuple(sorted(checkpoints, key=lambda c: (c.attempt.seq, c.step))),
         problems=tuple(problems),
         next_seq=max([next_seq, *(ref.seq + 1 for ref, _ in ordered)]),
+        rosters=tuple(rosters.values()),
     )
 
 
@@ -160,6 +169,10 @@ def _read_attempts(fs: FileSystem, run_dir: str, run: Run, problems: list[Proble
         names = []
         problems.append(Problem(path=layout.ATTEMPTS, error=Damaged(path=layout.ATTEMPTS, detail="it is not a directory")))
     for name in names:
+        claimed = layout.parse_claim(name)
+        if claimed is not None:
+            # Also one that was left by an agreement that was cut: its number is never given again.
+            next_seq = max(next_seq, claimed + 1)
         parsed = layout.parse_attempt_dir(name)
         if parsed is None:
             continue
@@ -220,6 +233,11 @@ def _read_seals(fs: FileSystem, directory: str, problems: list[Problem]) -> list
         except (Damaged, ForeignRecord, FormatTooNew) as error:
             problems.append(Problem(path=path, error=error))
     return seals
+
+
+def read_seals(fs: FileSystem, run_dir: str, dir_name: str) -> tuple[Seal, ...]:
+    """Every intact seal in a checkpoint's directory, in file-name order."""
+    return tuple(_read_seals(fs, os.path.join(run_dir, dir_name), []))
 
 
 def _read_checkpoint(fs: FileSystem, run_dir: str, name: str, run: Run, rosters: dict[str, Roster], run_problems: list[Problem]) -> Checkpoint | None:
@@ -334,18 +352,30 @@ def candidates(catalog: Catalog) -> tuple[Checkpoint, ...]:
 
 def progress_evidence(fs: FileSystem, run_dir: str, catalog: Catalog) -> str | None:
     """Why it would be a loss to start at step 0, or None if nothing was ever acknowledged here."""
+    since = owed_since(catalog)
+    return journal_evidence(fs, run_dir, since) or catalog_evidence(catalog, since)
+
+
+def owed_since(catalog: Catalog) -> int:
+    """The attempt from which on progress counts: one that was started afresh on purpose owes nothing to those before it."""
+    chain = lineage(catalog.attempts)
+    parents = dict(catalog.attempts)
+    return chain[-1][0].seq if chain and parents.get(chain[-1][0]) is None else 0
+
+
+def journal_evidence(fs: FileSystem, run_dir: str, since: int) -> str | None:
+    """What the journals on this tier say was durable in an attempt from `since` on."""
     try:
         names = fs.list_dir(os.path.join(run_dir, layout.JOURNAL))
         journals = [os.path.join(run_dir, layout.JOURNAL, name) for name in names if name.endswith(".jsonl")]
     except (FileNotFoundError, NotADirectoryError):
-        journals = []
-    # An attempt that was started afresh on purpose owes nothing to those before it.
-    chain = lineage(catalog.attempts)
-    parents = dict(catalog.attempts)
-    since = chain[-1][0].seq if chain and parents.get(chain[-1][0]) is None else 0
+        return None
     durable = [event for event in journal.read(fs, journals).of("checkpoint.durable") if _number_of(event, "attempt_seq", default=since) >= since]
-    if durable:
-        return f"step {max(_number_of(event, 'step', default=0) for event in durable)} was once durable"
+    return f"step {max(_number_of(event, 'step', default=0) for event in durable)} was once durable" if durable else None
+
+
+def catalog_evidence(catalog: Catalog, since: int) -> str | None:
+    """What the records say was there in an attempt from `since` on."""
     if any(parent is not None and ref.seq >= since for ref, parent in catalog.attempts):
         return "an earlier attempt resumed from a checkpoint that is gone"
     for checkpoint in catalog.checkpoints:
@@ -359,19 +389,28 @@ def _number_of(event: journal.Event, name: str, *, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
+def patiently(clock: Clock, wait_s: float, read: Callable[[], T]) -> T:
+    """What `read` returns; storage that does not answer now is asked again.
+
+    Raises:
+        StorageUnreachable: It still did not after `wait_s`.
+    """
+    deadline_s = clock.monotonic_s() + wait_s
+    pause_s = 0.25
+    while True:
+        try:
+            return read()
+        except StorageUnreachable:
+            if clock.monotonic_s() + pause_s > deadline_s:
+                raise
+            clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, 10.0)
+
+
 def read_patiently(fs: FileSystem, clock: Clock, run_dir: str, *, storage_wait_s: float) -> Catalog:
     """The catalog, after waiting for storage that does not answer yet.
 
     Raises:
         StorageUnreachable: It still did not after `storage_wait_s`.
     """
-    deadline_s = clock.monotonic_s() + storage_wait_s
-    pause_s = 0.25
-    while True:
-        try:
-            return read_catalog(fs, run_dir)
-        except StorageUnreachable:
-            if clock.monotonic_s() + pause_s > deadline_s:
-                raise
-            clock.sleep(pause_s)
-            pause_s = min(pause_s * 2, 10.0)
+    return patiently(clock, storage_wait_s, lambda: read_catalog(fs, run_dir))

@@ -97,13 +97,14 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
     return tuple(verdict(f) for f in found)
 
 
-def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None) -> tuple[Found, ...]:
+def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None, own_parts: frozenset[str] | None = None) -> tuple[Found, ...]:
     """The checkpoints of a catalog, as `plan` wants them.
 
     Args:
         catalog: What is on the tier.
-        verified: Save ids that were read back intact.
+        verified: Save ids that were read back intact; with several nodes, all parts on all of them.
         monitor: Name of the metric in `meta["metrics"]`.
+        own_parts: On a node-local tier the parts of a complete checkpoint that are here; None if all are.
     """
     chain = lineage(catalog.attempts)
     rows = []
@@ -115,7 +116,8 @@ def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None) -
                 dir_name=c.dir_name,
                 step=c.step,
                 attempt_seq=c.attempt.seq,
-                is_complete=c.is_complete,
+                # What the lead has called verified is complete over all nodes; here it still is if our own parts are.
+                is_complete=c.is_complete or (own_parts is not None and c.save_id in verified and own_parts <= {s.part for s in c.seals}),
                 is_verified=c.save_id in verified,
                 is_on_lineage=on_lineage(c, chain),
                 is_ours=not any(isinstance(p.error, (ForeignRecord, FormatTooNew)) for p in c.problems),

@@ -2,10 +2,11 @@
 
 A save from end to end, each line before the next:
 
-1. `commit`: every part is sealed. From here on the save may be called durable.
-2. `settle`: meta.json and manifest; everything read back past the cache. From here on it may be
-   called verified. What was read back wrong goes to quarantine and the save does not count.
-3. `prune`: what retention no longer keeps is removed, for a newer verified checkpoint exists.
+1. `commit`: the parts are sealed. When all of the roster are, the save may be called durable.
+2. `describe`: meta.json and manifest, for people.
+3. `prove`: everything read back past the cache. From here on it may be called verified. What was
+   read back wrong goes to quarantine and the save does not count.
+4. `prune`: what retention no longer keeps is removed, for a newer verified checkpoint exists.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import Seal
 from ridethrough.seam.fs import FileSystem
 from ridethrough.store import quarantine, retain
-from ridethrough.store.catalog import read_catalog
+from ridethrough.store.catalog import read_catalog, read_seals
 from ridethrough.store.commit import PartSave, commit_part, write_manifest, write_meta
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import require_newest
@@ -47,6 +48,7 @@ class RunWriter:
         retention: What to keep.
         monitor: Name of the metric that retention compares.
         resumed_dir: Checkpoint this attempt came from.
+        own_parts: On a node-local tier of several nodes the parts that are here of a complete checkpoint; None if all are.
         note: Puts events on record.
     """
 
@@ -60,6 +62,7 @@ class RunWriter:
         retention: Retention,
         monitor: str | None,
         resumed_dir: str | None,
+        own_parts: frozenset[str] | None = None,
         note: Note,
     ) -> None:
         self._fs = fs
@@ -69,6 +72,7 @@ class RunWriter:
         self._retention = retention
         self._monitor = monitor
         self._resumed_dir = resumed_dir
+        self._own_parts = own_parts
         self._note = note
         self.verified: set[str] = set()
         """Save ids that were read back intact."""
@@ -111,25 +115,32 @@ class RunWriter:
                 self._fs.sync_dir(directory)  # never a seal without its payload
                 self._fs.remove(os.path.join(directory, seal.payload_name))
 
-    def settle(self, seals: tuple[Seal, ...]) -> None:
-        """The committed save is proven, read back from the medium.
+    def describe(self, step: int, save_id: str) -> None:
+        """meta.json and the manifest of a committed save are there, from the seals found on the tier.
+
+        Raises:
+            StorageError: They cannot be written now; the save stays durable.
+        """
+        seals = read_seals(self._fs, self._run_dir, layout.step_dir(step, save_id))
+        if seals:
+            write_meta(self._fs, self._run_dir, seals[0])
+            write_manifest(self._fs, self._run_dir, seals, self._roster)
+
+    def prove(self, seals: tuple[Seal, ...]) -> None:
+        """The seals and their payloads are intact, read back from the medium.
 
         Raises:
             Damaged: A part reads back wrong; it is in quarantine.
-            StorageError: It cannot be read or described now; it stays durable.
+            StorageError: It cannot be read now; it stays durable.
         """
-        first = seals[0]
-        dir_name = layout.step_dir(first.step, first.save_id)
-        write_meta(self._fs, self._run_dir, first)
-        write_manifest(self._fs, self._run_dir, seals, self._roster)
-        try:
-            for seal in seals:
+        for seal in seals:
+            dir_name = layout.step_dir(seal.step, seal.save_id)
+            try:
                 check_seal(self._fs, self._run_dir, dir_name, seal)
                 check_part(self._fs, self._run_dir, dir_name, seal)
-        except Damaged:
-            self.set_aside({(dir_name, seal.part) for seal in seals})
-            raise
-        self.verified.add(first.save_id)
+            except Damaged:
+                self.set_aside({(dir_name, s.part) for s in seals})
+                raise
 
     def prune(self, in_progress: str) -> None:
         """What the retention policy no longer keeps is gone; a refusal is on record and tried again at the next save.
@@ -139,7 +150,9 @@ class RunWriter:
         """
         try:
             require_newest(self._fs, self._run_dir, self._attempt)
-            found = retain.survey(read_catalog(self._fs, self._run_dir), verified=frozenset(self.verified), monitor=self._monitor)
+            found = retain.survey(
+                read_catalog(self._fs, self._run_dir), verified=frozenset(self.verified), monitor=self._monitor, own_parts=self._own_parts
+            )
             for verdict in retain.plan(found, self._retention, in_progress=in_progress, resumed_from=self._resumed_dir):
                 if not verdict.keep:
                     self._note("checkpoint.removed", dir_name=verdict.dir_name, reason=verdict.reason)

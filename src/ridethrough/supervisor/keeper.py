@@ -82,6 +82,8 @@ class Keeper:
         self._connections: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
         self._caught: list[int] = []
+        self._wants_peers = False
+        self._began_s = clock.monotonic_s()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -294,6 +296,11 @@ class Keeper:
         self._joined[pid] = process.start_time(pid)
         return {}
 
+    def _peers(self, _message: dict[str, Any], _given: list[int]) -> dict[str, Any]:
+        """A rank has found that the job has other nodes: only then does anybody here listen on the network."""
+        self._wants_peers = True
+        return {}
+
     def _spawn(self, message: dict[str, Any], _given: list[int]) -> dict[str, Any]:
         if self._command.pid and self._command.status is None:
             raise ValueError("the command is still running")
@@ -337,6 +344,8 @@ class Keeper:
             "trainers": sum(process.is_alive(pid, started) for pid, started in self._greeted.items()),
             "workers": len(self._workers()) if command.status is not None else None,
             "signals": list(self._ending.signals),
+            "wants_peers": self._wants_peers,
+            "up_s": self._clock.monotonic_s() - self._began_s,
             "helpers": {h.role: {"pid": h.pid, "restarts": h.restarts} for h in self._helpers},
         }
 
@@ -357,6 +366,7 @@ _HANDLERS: dict[str, Callable[[Keeper, dict[str, Any], list[int]], dict[str, Any
     "claim": Keeper._claim,
     "launch": Keeper._launch,
     "join": Keeper._join,
+    "peers": Keeper._peers,
     "spawn": Keeper._spawn,
     "stderr": Keeper._stderr,
     "signal": Keeper._signal,

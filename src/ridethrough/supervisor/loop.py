@@ -1,12 +1,19 @@
-"""The supervisor's loop: observe, decide, record, act. Never touches storage itself."""
+"""The supervisor's loop: observe this node, hear the others, decide if this node leads, do what the lead says.
+
+Never touches storage itself. A job of one node has a room of one: the same loop, with nobody to talk to.
+
+A *room* is the set of nodes that decide together. With nodes in the configuration it is those, for
+good. Otherwise a node is alone until its ranks have agreed on an attempt with other nodes; the room is
+then that attempt's nodes, until the attempt is over.
+"""
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ridethrough.errors import JobStuck
 from ridethrough.format import layout
 from ridethrough.journal import Journal
 from ridethrough.redact import redact_text
@@ -14,33 +21,25 @@ from ridethrough.seam import process
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as names
-from ridethrough.snapshot.board import Board
 from ridethrough.snapshot.link import KeeperLink
-from ridethrough.snapshot.plan import first_save
-from ridethrough.snapshot.ranks import RankPhase, RankState, decode_rank
-from ridethrough.supervisor import policy
+from ridethrough.snapshot.plan import Plan
+from ridethrough.supervisor import muster, policy, saving
+from ridethrough.supervisor.directive import Directive, Stage
+from ridethrough.supervisor.gates import Gates
+from ridethrough.supervisor.lead import Lead
+from ridethrough.supervisor.observe import Observer
 from ridethrough.supervisor.record import Pen
-from ridethrough.supervisor.relay import Relay
-from ridethrough.supervisor.stop import Stopper
+from ridethrough.supervisor.scene import Sight, Surroundings
+from ridethrough.supervisor.secret import KeyFinder
+from ridethrough.supervisor.settings import Settings
+from ridethrough.supervisor.talk import CALL_SLACK_S, Talk
+from ridethrough.supervisor.view import NodePhase, NodeView
 
 ROUND_S = 0.05
-_LEAD_S = 4 * ROUND_S
-"""An announcement must be seen by every rank before it gets there: a few rounds ahead."""
-_FLUSH_WAIT_S = 120.0
-_UNKILLABLE_S = 60.0
 _LIBRARY_WAIT_S = 120.0
-_STEPPING = {RankPhase.TRAINING, RankPhase.OUTSIDE, RankPhase.SAVING}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What `ridethrough run` was told."""
-
-    argv: tuple[str, ...]
-    """Empty if a library started us: then nothing is started or restarted."""
-    is_fresh: bool = False
-    hang_s: float = 60.0
-    grace_s: float = 30.0
+_SURVEY_S = 1.0
+_FAREWELL_S = 3.0
+"""How long a lead that ends repeats its last word for nodes that have not heard it."""
 
 
 @dataclass(slots=True)
@@ -48,45 +47,68 @@ class Memory:
     """What a restarted supervisor must still know; lives on the control board."""
 
     launch: int = 0
-    announced: int | None = None
-    announcement: int = 0
-    """Counts announcements of this launch, so that the same step can be announced again."""
-    announced_at_s: float = 0.0
+    """Of this keeper."""
+    generation: int = 0
+    """Of the call that the launch answers."""
     has_agreed: bool = False
     """Some launch of this command got through its start agreement."""
-    flush: dict[str, Any] | None = None
-    stop: dict[str, Any] | None = None
+    directive: dict[str, Any] = field(default_factory=dict)
     past: list[dict[str, Any]] = field(default_factory=list)
-    suspected: bool = False
-    convicted: bool = False
+    judged: int = 0
+    """Generation whose end is in `past`."""
     recovered: bool = False
     """The first step of this launch is on record."""
     dead_ranks: list[int] = field(default_factory=list)
-    ended: dict[str, Any] | None = None
-    """The decision about an end, while its flush is awaited."""
+    is_terminated: bool = False
+    """The command of this launch was sent SIGTERM."""
 
 
 class Supervisor:
-    """Serves one keeper until the run is over."""
+    """Serves one keeper until the run is over.
 
-    def __init__(self, fs: FileSystem, clock: Clock, link: KeeperLink, settings: Settings) -> None:
+    Args:
+        fs: For the journal and the key.
+        clock: The clock.
+        link: To the keeper.
+        settings: What to run and how.
+        pen: Where events go; one of its own unless given.
+        talk: With the other nodes; over real UDP unless given.
+    """
+
+    def __init__(
+        self, fs: FileSystem, clock: Clock, link: KeeperLink, settings: Settings, *, pen: Pen | None = None, talk: Talk | None = None
+    ) -> None:
         self._fs = fs
         self._clock = clock
         self._link = link
         self._settings = settings
+        self._me = process.node_name()
         self._control = link.board(names.CONTROL)
-        self._persist = link.board(names.PERSIST)
         kept = self._control.read()
-        self.memory = Memory(**kept) if kept else Memory()
-        self._pen = Pen()
-        self._relay = Relay(link)
-        self._ranks: dict[str, Board] = {}
-        self._plan: dict[str, Any] = {}
-        self._stopper = Stopper(settings.grace_s)
+        self.memory = Memory(**kept["memory"]) if kept else Memory()
+        self._pen = pen or Pen()
+        self._is_library = not settings.argv
+        self._observer = Observer(clock, link, self._me, is_library=self._is_library)
+        self._lead = Lead(settings)
+        self._talk = talk or Talk(clock, settings, self._me)
         self._began_s = clock.monotonic_s()
+        self._peer_port = 0
+        self._finder: KeyFinder | None = None
+        self._gates: Gates | None = None
+        self._farewell_s: float | None = None
+        self._survives: dict[str, int] = {}
+        self._silent_s: dict[str, float | None] = {}
+        self._surveyed_s = float("-inf")
+        self.directive = Directive.decode(self.memory.directive) if kept else self._first_word()
+        self._encoded: Directive | None = None
+        """What `memory.directive` is the code of."""
         if kept:
             self._pen.note("supervisor.restarted", launch=self.memory.launch)
-            self._relay.follow(self.memory.launch)
+            self._observer.follow(self.memory.launch)
+
+    def _first_word(self) -> Directive:
+        # A library's trainers run already; there is nothing to call.
+        return Directive(lead=self._me, stage=Stage.RUNNING if self._is_library else Stage.CALLING)
 
     def run(self) -> None:
         """Serves until the keeper ends (raises KeeperGone)."""
@@ -94,8 +116,10 @@ class Supervisor:
             self.round()
             self._clock.sleep(ROUND_S)
 
-    def _publish(self) -> None:
-        self._control.write({name: getattr(self.memory, name) for name in Memory.__slots__})
+    @property
+    def _is_configured(self) -> bool:
+        """The nodes of the run stand in the configuration."""
+        return len(self._settings.config.nodes) > 1 and not self._is_library
 
     # -- one round -------------------------------------------------------------------------------------------------
 
@@ -103,307 +127,300 @@ class Supervisor:
         """Observe everything once, and do what follows from it."""
         look = self._link.request("look")
         self._open_journal(look)
-        if self._settings.argv and int(look["launch"]) > self.memory.launch:
-            self._adopt(int(look["launch"]))
-        if self.memory.launch == 0 and not self._begin(look):
-            return
-        ranks = self._observe_ranks()
-        answer = self._persist.read()
-        self._record_recovery(ranks)
-        if self.memory.ended is not None:
-            self._conclude(look, answer)
-            return
-        if self._settings.argv and look["status"] is not None:
-            self._judge_end(look, ranks, answer)
-            return
-        self._announce(ranks, answer)
-        self._watch_ranks(ranks)
-        if not self._settings.argv:
-            self._watch_library(ranks, answer)
-        for number in look["signals"][:1]:
-            self._stop(number, ranks)
+        self._find_launch(look)
+        self._observer.look()
+        self._open_talk(look)
+        self._enter_room()
+        before = self.directive
+        heard = self._talk.hear(before)
+        mine = self._view(look)
+        is_lead = self._talk.leads(heard.members)
+        if is_lead:
+            heard = self._decide(heard, mine)
+        self._take(heard)
+        self._publish(is_lead=is_lead)
+        for event in self._lead.events:
+            self._pen.note(event.kind, **event.data)
+        self._lead.events.clear()
+        self._note_own(mine, is_lead=is_lead)
+        self._obey(look, mine, is_lead=is_lead)
+        self._talk.say(mine, self.directive, is_lead=is_lead)
 
     def _open_journal(self, look: dict[str, Any]) -> None:
         if look["run_dir"] and not self._pen.is_open:
-            path = layout.journal_path(look["run_dir"], process.node_name())
+            path = layout.journal_path(look["run_dir"], self._me)
             self._pen.open(Journal(self._fs, self._clock, path, role="supervisor"))
 
-    def _begin(self, look: dict[str, Any]) -> bool:
-        if not self._settings.argv:
-            found = [int(name.split("/")[0]) for name in self._link.names() if name[0].isdigit()]
-            if found:
-                self.memory.launch = max(found)
-                self._publish()
-            elif not look["trainers"] and self._clock.monotonic_s() - self._began_s > _LIBRARY_WAIT_S:
-                self._link.request("finish", code=0)
-            return bool(found)
-        if look["signals"]:
-            self._finish(128 + look["signals"][0], "stopped before the command was started")
-            return False
-        self._launch("first start")
-        return False
+    def _find_launch(self, look: dict[str, Any]) -> None:
+        if not self._is_library:
+            if int(look["launch"]) > self.memory.launch:
+                # A predecessor had started it and died before it could write that down.
+                self._adopt(int(look["launch"]), self.directive.generation)
+            return
+        found = [int(name.split("/")[0]) for name in self._link.names() if name[0].isdigit()]
+        if found and max(found) > self.memory.launch:
+            self._adopt(max(found), self.directive.generation)
+        elif not found and not look["trainers"] and self._clock.monotonic_s() - self._began_s > _LIBRARY_WAIT_S:
+            self._link.request("finish", code=0)
 
-    def _launch(self, reason: str) -> None:
-        old = self.memory
-        # A fresh start is wished for until there was one; what comes after is a restart and goes on.
-        environment = {names.RESTART_VARIABLE: "1"} if old.has_agreed else {names.FRESH_VARIABLE: "1"} if self._settings.is_fresh else {}
-        self._pen.note(
-            "launch.decided", launch=old.launch + 1, reason=reason, at_s=self._clock.monotonic_s(), command=process.shown_command(self._settings.argv)
+    def _adopt(self, launch: int, generation: int) -> None:
+        """The launch is ours to watch."""
+        self.memory = Memory(
+            launch=launch,
+            generation=generation,
+            has_agreed=self.memory.has_agreed,
+            past=self.memory.past,
+            judged=self.memory.judged,
+            directive=self.directive.encode(),
         )
-        if old.launch:
-            self._link.request("free", prefix=f"{old.launch}/")
-        answer = self._link.request("spawn", argv=list(self._settings.argv), environment=environment)
-        self._adopt(int(answer["launch"]))
+        self._observer.follow(launch)
 
-    def _adopt(self, launch: int) -> None:
-        """The launch is ours to watch. Also one that a predecessor has started and died before it could write that down."""
-        for board in self._ranks.values():
-            board.close()
-        self._ranks.clear()
-        self._plan = {}
-        self.memory = Memory(launch=launch, past=self.memory.past, has_agreed=self.memory.has_agreed)
-        self._publish()
-        self._relay.follow(launch)
+    def _view(self, look: dict[str, Any]) -> NodeView:
+        return self._observer.view(look, generation=self.memory.generation, is_stopping=self.directive.stop is not None, readiness=self._readiness())
 
-    # -- observing -------------------------------------------------------------------------------------------------
+    def _readiness(self) -> tuple[bool, tuple[str, ...]]:
+        """The gates of this node that are still shut; asked only while nobody trains."""
+        if not self._settings.config.has_gates or self.directive.stage is not Stage.CALLING:
+            return True, ()
+        if self._finder is not None and self._finder.key is None:
+            return False, (self._finder.reason,)
+        if self._gates is None:
+            self._gates = Gates(self._clock, self._settings.config, self._settings.config.run, node=self._me)
+        found = self._gates.look(self.directive.lead or None)
+        return found.is_ready, found.missing
 
-    def _observe_ranks(self) -> tuple[RankState, ...]:
-        launch = self.memory.launch
-        for name, size in self._link.names().items():
-            if name.startswith(f"{launch}/rank/") and name not in self._ranks:
-                self._ranks[name] = self._link.board(name, size)
-            elif name == names.plan_board(launch) and not self._plan:
-                board = self._link.board(name, size)
-                self._plan = board.read()
-                board.close()
-                self.memory.has_agreed = self.memory.has_agreed or bool(self._plan)
-        states = [decode_rank(board.read()) for board in self._ranks.values()]
-        return tuple(sorted((s for s in states if s is not None), key=lambda s: s.rank))
-
-    def _record_recovery(self, ranks: tuple[RankState, ...]) -> None:
-        """Once a launch, when every rank has made its first step: how long each phase of the start took."""
-        if self.memory.recovered or not ranks or not self._plan or not all("first_step" in r.times_s for r in ranks):
-            return
-        slowest = max(ranks, key=lambda r: r.times_s["first_step"])
-        self._pen.note(
-            "launch.stepped",
-            launch=self.memory.launch,
-            restored_step=slowest.restored_step,
-            times_s=slowest.times_s,
-            attempt=self._plan["attempt"],
+    def _decide(self, directive: Directive, mine: NodeView) -> Directive:
+        plan = self._observer.plan
+        around = Surroundings(
+            me=self._me,
+            order=self._talk.order,
+            attempt=plan.attempt.label if plan else None,
+            save_interval_steps=plan.save_interval_steps if plan else 1,
+            restored_step=plan.restored_step if plan else 0,
+            replica_nodes=plan.replica_nodes if plan else lambda node: (),
+            is_covered=plan.is_covered if plan else lambda dark: not dark,
+            has_shared_tier=self._settings.config.storage == "shared" or (plan is not None and plan.is_shared),
+            past=tuple(policy.PastEnd(**p) for p in self.memory.past),
+            now_s=self._clock.monotonic_s(),
+            now_at=self._clock.now_at().isoformat(timespec="milliseconds"),
         )
-        self.memory.recovered = True
-        self._publish()
+        if self._is_configured and not self._talk.is_open:
+            return directive  # without the key nobody can be called, and nobody may be gone without
+        sights = self._talk.sights(mine, directive)
+        self._survey(sights, plan)
+        decided = self._lead.decide(directive, sights, around)
+        if decided == directive and directive.lead == self._me:
+            return directive
+        return replace(decided, number=directive.number + 1, lead=self._me)
 
-    # -- saves -----------------------------------------------------------------------------------------------------
+    def _survey(self, sights: Mapping[str, Sight], plan: Plan | None) -> None:
+        """For `status`: what memory would still have after a loss, and who is heard. Once a second: it looks at every node."""
+        if len(sights) == 1 or self._clock.monotonic_s() - self._surveyed_s < _SURVEY_S:
+            return
+        self._surveyed_s = self._clock.monotonic_s()
+        self._silent_s = {n: round(s.silent_s, 2) if s.silent_s < float("inf") else None for n, s in sights.items()}
+        self._survives = {}
+        if plan is not None:
+            living = {n: s.view for n, s in sights.items() if n in plan.nodes and s.view is not None and s.silent_s <= self._settings.suspect_s}
+            by_domain: dict[str, list[str]] = {}
+            for node in plan.nodes:
+                by_domain.setdefault(plan.domains.get(node, node), []).append(node)
+            self._survives = {"any one node": saving.surviving_step(living, [[n] for n in plan.nodes], plan.replica_nodes)}
+            if len(by_domain) < len(plan.nodes):
+                self._survives["any one power domain"] = saving.surviving_step(living, by_domain.values(), plan.replica_nodes)
 
-    def _announce(self, ranks: tuple[RankState, ...], answer: dict[str, Any]) -> None:
-        """The next save is announced when the previous one is confirmed or has failed."""
-        if not self._plan or not ranks:
+    def _take(self, directive: Directive) -> None:
+        """The word is known here; what it ends is remembered with it, in one breath."""
+        outcome = directive.outcome
+        if outcome is not None and directive.stage is not Stage.RUNNING and directive.generation > self.memory.judged:
+            self.memory.judged = directive.generation
+            saved = int((directive.confirmed or {}).get("step", -1))
+            past = policy.PastEnd(fingerprint=outcome.fingerprint, last_step=outcome.last_step, durable_step=max(saved, self._observer.saved_step()))
+            self.memory.past = [*self.memory.past[-50:], asdict(past)]
+        self.directive = directive
+
+    def _publish(self, *, is_lead: bool) -> None:
+        """Trainers, persister, courier and a successor know what this supervisor knows."""
+        plan = self._observer.plan
+        if plan is not None:
+            self.memory.has_agreed = True
+        if self._encoded is not self.directive:
+            self._encoded = self.directive
+            self.memory.directive = self.directive.encode()
+        said = self.directive
+        is_ours = plan is not None and said.attempt == plan.attempt.label and said.generation == self.memory.generation
+        self._control.write(
+            {
+                # Not `asdict`, which copies every name of a thousand nodes, each round.
+                "memory": {name: getattr(self.memory, name) for name in Memory.__slots__},
+                "launch": self.memory.launch,
+                "is_lead": is_lead,
+                "peer_port": self._peer_port,
+                "suspected": said.is_suspect,
+                "refused_packets": self._talk.refused,
+                "survives": self._survives,
+                "silent_s": self._silent_s,
+                # What the lead has said of another attempt is no word for the ranks of this one.
+                "announced": said.announced if is_ours else None,
+                "announcement": said.announcement if is_ours else 0,
+                "dark": list(said.dark) if is_ours else [],
+                "flush": said.flush if is_ours or plan is None else None,
+                "confirmed": said.confirmed if is_ours else None,
+                "refused": said.refused if is_ours else None,
+                "stop": said.stop if said.generation == self.memory.generation else None,
+            }
+        )
+
+    # -- the room --------------------------------------------------------------------------------------------------
+
+    def _open_talk(self, look: dict[str, Any]) -> None:
+        """With configured nodes from the beginning; else when a rank has found that there are other nodes."""
+        config = self._settings.config
+        if not self._peer_port and (self._is_configured or look["wants_peers"]):
+            self._peer_port = self._talk.listen()
+        if not self._is_configured or self._talk.is_open:
             return
-        interval = int(self._plan["save_interval_steps"])
-        current = self.memory.announced
-        if current is None:
-            current = first_save(int(self._plan["restored_step"]), interval)
-        durable = answer.get("durable") or {}
-        durable_step = int(durable["step"]) if durable.get("launch") == self.memory.launch else -1
-        failed = answer.get("failed") or {}
-        has_failed = failed.get("launch") == self.memory.launch and int(failed.get("step", -1)) >= current
-        wanted = {r.wanted_save for r in ranks if r.wanted_save is not None}
-        if len(ranks) == self._local_world() and len(wanted) == 1 and all(r.wanted_save is not None for r in ranks):
-            target = wanted.pop()
-            assert target is not None
-            # A step that was refused before it was asked for (again) is announced anew.
-            is_refused = failed.get("launch") == self.memory.launch and failed.get("step") == target
-            is_retry = is_refused and failed["at_s"] < max(r.wanted_at_s for r in ranks) and self.memory.announced_at_s <= failed["at_s"]
-            if target > durable_step and (current != target or is_retry):
-                self._set_announced(target)
+        config.require_node(self._me)
+        assert config.run is not None
+        if self._finder is None:
+            self._finder = KeyFinder(self._fs, self._clock, config.run, config.peers.key_file)
+        if self._finder.refusal is not None:
+            raise self._finder.refusal
+        if self._finder.key is not None:
+            addresses = {node: (address, config.peers.port) for node, address in config.addresses.items()}
+            self._talk.enter(key=self._finder.key, scope=config.run, addresses=addresses, order=config.order)
+            self._talk.election.enter(None, now_s=self._clock.monotonic_s())
+
+    def _enter_room(self) -> None:
+        """A node that was alone meets those of its attempt, and is alone again when the attempt is over."""
+        plan = self._observer.plan
+        if self._is_configured:
             return
-        if durable_step >= current or has_failed:
-            newest = max(r.step for r in ranks)
-            step_s = max((r.step_s_p99 for r in ranks), default=0.0)
-            self._set_announced(
-                policy.next_announcement(interval_steps=interval, newest_step=newest, previous=current, step_s=step_s, lead_s=_LEAD_S)
+        said = self.directive
+        if said.room and said.stage is Stage.CALLING:
+            self._talk.leave()
+            self.directive = Directive(lead=self._me, generation=self.memory.generation, outcome=said.outcome, incident=said.incident)
+        elif plan is not None and len(plan.nodes) > 1 and not self._talk.is_open and said.stage is Stage.RUNNING:
+            addresses = {node: (str(a[0]), int(a[1])) for node, a in plan.addresses.items()}
+            self._talk.enter(key=plan.key, scope=plan.run_uid, addresses=addresses, order=plan.nodes)
+            self._talk.election.enter(plan.nodes[0], now_s=self._clock.monotonic_s())
+            if said.room != plan.attempt.label:
+                # Every node says the same of the new room, so nobody has to be told.
+                self.memory.generation = plan.attempt.seq
+                self.memory.judged = min(self.memory.judged, plan.attempt.seq - 1)
+                self.directive = Directive(
+                    room=plan.attempt.label,
+                    lead=plan.nodes[0],
+                    stage=Stage.RUNNING,
+                    generation=plan.attempt.seq,
+                    called_s=self._clock.monotonic_s(),
+                    members=plan.nodes,
+                    attempt=plan.attempt.label,
+                    incident=said.incident,
+                )
+
+    # -- what happens here -----------------------------------------------------------------------------------------
+
+    def _note_own(self, mine: NodeView, *, is_lead: bool) -> None:
+        ranks = self._observer.ranks
+        fresh = [rank for rank in mine.dead_ranks if rank not in self.memory.dead_ranks]
+        if fresh and self.directive.stage is Stage.RUNNING:  # later they die because we say so
+            self.memory.dead_ranks.extend(fresh)
+            self._pen.note("trainer.died", ranks=fresh, step=mine.step)
+        if mine.has_stepped and not self.memory.recovered and self._observer.plan is not None:
+            # Once a launch, when every rank has made its first step: how long each phase of the start took.
+            slowest = max(ranks, key=lambda r: r.times_s["first_step"])
+            attempt = self._observer.plan.attempt
+            self._pen.note(
+                "launch.stepped",
+                launch=self.memory.generation or self.memory.launch,
+                restored_step=slowest.restored_step,
+                times_s=slowest.times_s,
+                attempt={"seq": attempt.seq, "nonce": attempt.nonce},
+            )
+            self.memory.recovered = True
+            self._note_return(mine, slowest.restored_step, is_lead=is_lead)
+
+    def _note_return(self, mine: NodeView, restored_step: int, *, is_lead: bool) -> None:
+        """The run goes on after all supervisors were gone, so nobody could open an incident: power, or a kill of everything."""
+        if is_lead and self._pen.is_unfinished and not self.memory.past and self.directive.incident is None and restored_step > 0:
+            self._pen.note(
+                "incident",
+                outcome="recovered",
+                cause="dark",
+                detail="every supervisor was gone without having ended the run: power, or a kill of everything",
+                nodes=list(self.directive.members) or [self._me],
+                restored_step=restored_step,
+                lost_steps=None,
+                recovery_s=round(mine.up_s, 2),
+                members=list(self.directive.members) or [self._me],
             )
 
-    def _local_world(self) -> int:
-        nodes = self._plan["roster"]["nodes"]
-        return sum(1 for node in nodes if node == self._plan["node"])
-
-    def _set_announced(self, step: int) -> None:
-        self.memory.announced = step
-        self.memory.announcement += 1
-        self.memory.announced_at_s = self._clock.monotonic_s()
-        self._publish()
-
-    def _request_flush(self, reason: str) -> None:
-        self._want_flush(reason)
-        self._publish()
-
-    def _want_flush(self, reason: str) -> None:
-        number = int(self.memory.flush["id"]) + 1 if self.memory.flush else 1
-        self.memory.flush = {"id": max(number, int(self._persist.read().get("flushed", 0)) + 1), "reason": reason}
-
-    # -- trouble ---------------------------------------------------------------------------------------------------
-
-    def _watch_ranks(self, ranks: tuple[RankState, ...]) -> None:
-        alive_phases = {RankPhase.DONE, RankPhase.STOPPED, RankPhase.FAILED}
-        dead = [r for r in ranks if r.phase not in alive_phases and not process.is_alive(r.pid, r.process_started)]
-        fresh = [r.rank for r in dead if r.rank not in self.memory.dead_ranks]
-        if fresh:
-            self.memory.dead_ranks.extend(fresh)
-            self._pen.note("trainer.died", ranks=fresh, step=max(r.step for r in ranks))
-            self._request_flush(f"trainer of rank {', '.join(map(str, fresh))} died")
-        pace = self._pace(ranks)
-        found = policy.suspicion(pace, hang_s=self._settings.hang_s)
-        if found is None and self.memory.suspected and not self.memory.convicted:
-            self.memory.suspected = False
-            self._pen.note("hang.cleared", step=max(r.step for r in ranks))
-            self._publish()
-        if found is not None and not self.memory.suspected:
-            self.memory.suspected = True
-            self._pen.note("hang.suspected", overdue_s=round(pace.overdue_s, 2), step_s_p99=round(pace.step_s_p99, 4))
-            self._request_flush("steps are overdue")
-        if found == "convict" and not self.memory.convicted and self._settings.argv:
-            self.memory.convicted = True
-            self._pen.note("hang.convicted", overdue_s=round(pace.overdue_s, 2), action="stop the trainers and restart")
-            self._publish()
-        if self.memory.convicted:
-            # Each round: a supervisor that died after writing the verdict has not carried it out.
-            self._link.request("signal", number=signal.SIGKILL, whom="workers")
-
-    def _pace(self, ranks: tuple[RankState, ...]) -> policy.Pace:
-        stepping = bool(ranks) and all(r.phase in (RankPhase.TRAINING, RankPhase.OUTSIDE) and "first_step" in r.times_s for r in ranks)
-        newest_s = max((r.step_at_s for r in ranks), default=0.0)
-        return policy.Pace(
-            is_stepping=stepping,
-            is_inside=stepping and all(r.phase is RankPhase.TRAINING for r in ranks),
-            overdue_s=self._clock.monotonic_s() - newest_s if stepping else 0.0,
-            step_s_p99=max((r.step_s_p99 for r in ranks), default=0.0),
-        )
-
-    def _watch_library(self, ranks: tuple[RankState, ...], answer: dict[str, Any]) -> None:
-        """Without a command of ours: when the trainers are gone, flush what they left and end."""
-        if ranks and all(not process.is_alive(r.pid, r.process_started) for r in ranks):
-            if any(r.is_unsaved or r.phase not in (RankPhase.DONE, RankPhase.STOPPED) for r in ranks):
-                self._want_flush("the trainers have ended")
-            self.memory.ended = {"action": "finish", "exit_code": 0, "reason": "the trainers have ended", "since_s": self._clock.monotonic_s()}
-            self._publish()
-
-    # -- the end of a launch ---------------------------------------------------------------------------------------
-
-    def _judge_end(self, look: dict[str, Any], ranks: tuple[RankState, ...], answer: dict[str, Any]) -> None:
-        if look["workers"]:
+    def _obey(self, look: dict[str, Any], mine: NodeView, *, is_lead: bool) -> None:
+        """What the lead says is done; again each round, for whoever wrote it down may have died before doing it."""
+        said = self.directive
+        if look["status"] is not None and look["workers"]:
             # Nobody of the old launch may live on into the next: SIGKILL also ends the frozen.
             self._link.request("signal", number=signal.SIGKILL, whom="workers")
-            if self._clock.monotonic_s() - float(look["ended_s"]) > _UNKILLABLE_S:
-                text = f"{look['workers']} processes of launch {self.memory.launch} cannot be killed (stuck in a driver or a dead mount)"
-                self._finish(JobStuck.exit_code, text)
+        if said.stage is Stage.FINISHED:
+            self._finish(mine, is_lead=is_lead)
             return
-        start_step = max((r.restored_step for r in ranks), default=-1)
-        end = policy.LaunchEnd(
-            status=int(look["status"]),
-            output=self._relay.tail(),
-            start_step=start_step,
-            last_step=max((r.step for r in ranks), default=start_step),
-            failures=tuple(r.failure for r in ranks if r.failure is not None),
-            was_convicted=self.memory.convicted,
-            is_stopped=bool(ranks) and bool(look["signals"]) and all(r.phase is RankPhase.STOPPED for r in ranks),
+        is_member = not said.members or self._me in said.members
+        if said.generation > self.memory.generation and self._clock.monotonic_s() - mine.up_s > said.called_s + CALL_SLACK_S:
+            return  # called before this keeper was there: its ranks would meet those of a launch that has long begun
+        if self._is_library:
+            return
+        is_current = is_member and said.stage is Stage.RUNNING and said.generation == self.memory.generation
+        if mine.phase is NodePhase.RUNNING and not is_current:
+            # Over, or of a launch that the others know nothing of any more: it may have been frozen and wake up now.
+            self._link.request("signal", number=signal.SIGKILL, whom="workers")
+        elif not is_member:
+            return
+        elif said.stage is Stage.RUNNING and said.generation > self.memory.generation:
+            self._launch(said)
+        elif said.stop is not None and said.stop["state"] == "signalled" and said.generation == self.memory.generation:
+            if said.stop.get("killed"):
+                self._link.request("signal", number=signal.SIGKILL, whom="workers")
+            elif not self.memory.is_terminated:
+                self.memory.is_terminated = True
+                self._link.request("signal", number=signal.SIGTERM, whom="command")
+
+    def _launch(self, said: Directive) -> None:
+        # A fresh start is wished for until there was one; what comes after is a restart and goes on.
+        agreed = {names.RESTART_VARIABLE: "1"} if self.memory.has_agreed else {names.FRESH_VARIABLE: "1"} if self._settings.is_fresh else {}
+        config = self._settings.config
+        environment = muster.launch_environment(
+            said.members,
+            node=self._me,
+            addresses=config.addresses,
+            rendezvous_port=config.recovery.rendezvous_port,
+            generation=said.generation,
+            argv=self._settings.argv,
         )
-        verdict = policy.classify(end)
-        durable = answer.get("durable") or {}
-        durable_step = int(durable.get("step", -1))
-        past = tuple(policy.PastEnd(**p) for p in self.memory.past)
-        action = policy.next_action(verdict, end, past, durable_step=durable_step)
-        if look["signals"] and action.action == "restart":
-            action = policy.NextAction(action="finish", reason=verdict.detail)
         self._pen.note(
-            "launch.ended",
-            launch=self.memory.launch,
-            status=end.status,
-            cause=verdict.cause.value,
-            fingerprint=verdict.fingerprint,
-            detail=verdict.detail,
-            last_step=end.last_step,
-            action=action.action,
-            reason=action.reason,
-            exit_code=action.exit_code,
-            pause_s=action.pause_s,
-            ended_s=look["ended_s"],
-            output=end.output[-2000:] if verdict.cause not in (policy.Cause.FINISHED, policy.Cause.STOPPED) else None,
+            "launch.decided",
+            launch=said.generation,
+            reason=said.reason,
+            at_s=self._clock.monotonic_s(),
+            command=process.shown_command(self._settings.argv),
+            members=list(said.members) if len(said.members) > 1 else None,
         )
-        self.memory.past = [
-            *self.memory.past[-50:],
-            {"fingerprint": verdict.fingerprint, "last_step": end.last_step, "durable_step": durable_step},
-        ]
-        is_orderly = verdict.cause in (policy.Cause.FINISHED, policy.Cause.STOPPED)
-        if ranks and (not is_orderly or any(r.is_unsaved for r in ranks)):
-            self._want_flush(f"launch {self.memory.launch} ended: {verdict.cause.value}")
-        self.memory.ended = {
-            "action": action.action,
-            "reason": action.reason,
-            "exit_code": action.exit_code,
-            "pause_s": action.pause_s,
-            "cause": verdict.cause.value,
-            "had_ranks": bool(ranks),
-            "since_s": self._clock.monotonic_s(),
-        }
-        self._publish()
+        if self.memory.launch:
+            self._link.request("free", prefix=f"{self.memory.launch}/")
+        answer = self._link.request("spawn", argv=list(self._settings.argv), environment={**environment, **agreed})
+        self._adopt(int(answer["launch"]), said.generation)
+        self._publish(is_lead=False)
 
-    def _conclude(self, look: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Once the flush is done (or has taken too long): restart or finish."""
-        ended = self.memory.ended
-        assert ended is not None
-        waited_s = self._clock.monotonic_s() - float(ended["since_s"])
-        flush = self.memory.flush
-        is_flushed = flush is None or int(answer.get("flushed", 0)) >= int(flush["id"]) or not self._plan
-        # A save in progress is waited for as long as it takes: cut short it would be thrown away.
-        if answer.get("busy") or (not is_flushed and waited_s < _FLUSH_WAIT_S):
+    def _finish(self, mine: NodeView, *, is_lead: bool) -> None:
+        """The keeper ends with the lead's code; a lead waits until the others have heard."""
+        said = self.directive
+        if mine.phase is NodePhase.RUNNING and not self._is_library and not mine.stuck:
+            self._link.request("signal", number=signal.SIGKILL, whom="workers")
             return
-        if ended["action"] == "restart" and not look["signals"]:
-            if waited_s < float(ended["pause_s"]):
-                return
-            self._launch(str(ended["reason"]))
+        if self._farewell_s is None:
+            self._farewell_s = self._clock.monotonic_s()
+            self._pen.note("run.ended", exit_code=said.code, reason=said.text)
+        if is_lead and self._talk.is_open and self._clock.monotonic_s() - self._farewell_s < _FAREWELL_S:
             return
-        code, text = self._exit(look, ended, answer)
-        self._finish(code, text)
-
-    def _exit(self, look: dict[str, Any], ended: dict[str, Any], answer: dict[str, Any]) -> tuple[int, str]:
-        durable = answer.get("durable") or {}
-        saved = f"step {durable['step']} is durable" if durable else "nothing was saved"
-        if look["signals"] and ended.get("cause") != policy.Cause.FINISHED.value:
-            number = int(look["signals"][0])
-            name = signal.Signals(number).name
-            if number == signal.SIGINT:
-                return 130, f"stopped by {name}; {saved}"
-            if durable:
-                return 20, f"stopped by {name}; {saved}; run the same command to go on"
-            return 128 + number, f"stopped by {name}; {saved}"
-        code = int(ended["exit_code"])
-        if code:
-            return code, f"{ended['reason']}; {saved}"
-        if self._settings.argv and not ended.get("had_ranks"):
-            return 0, "the command ended with 0 but made no ridethrough.Checkpointer: nothing of it was protected"
-        return 0, f"finished; {saved}" if self._settings.argv else ""
-
-    def _finish(self, code: int, text: str) -> None:
-        self._pen.note("run.ended", exit_code=code, reason=text)
-        self._link.request("finish", code=code, message=f"ridethrough: {redact_text(text)} (exit {code})" if text else "")
-
-    # -- being stopped ---------------------------------------------------------------------------------------------
-
-    def _stop(self, number: int, ranks: tuple[RankState, ...]) -> None:
-        """One more step of the agreement to stop; see `stop`."""
-        before = self.memory.stop
-        wish = self._stopper.advance(before, ranks, number=number, now_s=self._clock.monotonic_s())
-        if wish.record is not None:
-            self._pen.note("stop.decided", **wish.record)
-        if wish.state != before:
-            self.memory.stop = wish.state
-            self._publish()
-        if wish.send is not None:
-            whom = "workers" if wish.send == signal.SIGKILL else "command"
-            if wish.send == signal.SIGKILL and ranks and wish.record is not None:
-                self._request_flush("the grace time is over")
-            if self._settings.argv:
-                self._link.request("signal", number=wish.send, whom=whom)
+        text = redact_text(said.text)
+        self._link.request("finish", code=said.code, message=f"ridethrough: {text} (exit {said.code})" if text else "")

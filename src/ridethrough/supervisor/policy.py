@@ -31,6 +31,8 @@ class Cause(StrEnum):
     APPLICATION = "application"
     KILLED = "killed"
     HANG = "hang"
+    DARK = "dark"
+    """Nodes fell silent and nobody made progress: power or network."""
     CASCADE = "cascade"
     UNKNOWN = "unknown"
 
@@ -131,7 +133,9 @@ def next_action(verdict: Verdict, end: LaunchEnd, past: tuple[PastEnd, ...], *, 
         return NextAction(action="finish", reason=verdict.detail)
     if verdict.cause is Cause.OURS and not verdict.is_retryable:
         return NextAction(action="finish", reason=verdict.detail, exit_code=verdict.exit_code)
-    if past and past[-1].fingerprint == verdict.fingerprint and past[-1].last_step == end.last_step:
+    is_repeated = bool(past) and past[-1].fingerprint == verdict.fingerprint and past[-1].last_step == end.last_step
+    # A node may well go dark twice at one step: that says nothing about the code.
+    if is_repeated and verdict.cause is not Cause.DARK:
         if verdict.cause is Cause.OURS:
             return NextAction(action="finish", reason=verdict.detail, exit_code=verdict.exit_code)
         return NextAction(
@@ -171,6 +175,11 @@ class Pace:
     step_s_p99: float
 
 
+def overdue_limit_s(pace: Pace) -> float:
+    """How long a step may take before it is called overdue."""
+    return 3 * pace.step_s_p99 + 1
+
+
 def suspicion(pace: Pace, *, hang_s: float) -> str | None:
     """Says "suspect" (flush, stop nothing), "convict" (stop the trainers), or None."""
     if not pace.is_stepping:
@@ -181,7 +190,7 @@ def suspicion(pace: Pace, *, hang_s: float) -> str | None:
         return "convict" if pace.overdue_s > max(limit_s, _OUTSIDE_S) else None
     if pace.overdue_s > limit_s:
         return "convict"
-    if pace.overdue_s > 3 * pace.step_s_p99 + 1:
+    if pace.overdue_s > overdue_limit_s(pace):
         return "suspect"
     return None
 

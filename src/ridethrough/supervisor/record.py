@@ -15,13 +15,15 @@ from ridethrough.errors import RideThroughError
 from ridethrough.journal import Journal
 from ridethrough.redact import redact
 
-_WAIT_S = 2.0
-"""How long a decision waits for its record: longer than any healthy fsync, shorter than a person notices."""
+_WAIT_S = 0.5
+"""How long a decision waits for its record: longer than any healthy fsync, and other nodes must not take us for dark."""
 _QUEUE = 10_000
 _REFUSED = 1000
 _RETRY_S = 0.5
 
 
+_AT_WORK = frozenset({"launch.stepped", "checkpoint.durable", "parts.sealed"})
+_ENDED = frozenset({"run.ended"})
 _SENTENCES = {
     "launch.decided": "launch {launch} ({reason}): {command}",
     "launch.stepped": "launch {launch} trains on from step {restored_step}",
@@ -34,6 +36,12 @@ _SENTENCES = {
     "flush.started": "saving what is in memory, step {step}: {reason}",
     "hang.suspected": "no step for {overdue_s} s",
     "hang.convicted": "no step for {overdue_s} s: the trainers are stopped",
+    "peer.suspected": "{node} is silent",
+    "peer.heard_again": "{node} is heard again",
+    "peer.convicted": "given up: {nodes}",
+    "muster.waiting": "waiting: {reason}",
+    "save.taken_over": "step {step} is saved without {dark}",
+    "incident": "incident, {outcome}: {detail}; went on from step {restored_step}, {lost_steps} steps lost",
     "supervisor.restarted": "the supervisor was restarted",
 }
 """For people; what is not listed is only in the journal and in logs."""
@@ -61,7 +69,7 @@ class Pen:
 
     Before the run directory is known, events wait; those that the journal refuses (a full disk, a
     directory that is not there yet) are tried again, the newest thousand of them. If storage hangs,
-    `note` returns after two seconds with the event still queued: a decision late on record is
+    `note` returns after half a second with the event still queued: a decision late on record is
     better than no decision.
     """
 
@@ -71,6 +79,8 @@ class Pen:
         self._is_open = threading.Event()
         self.refusal: str | None = None
         """Why the last event could not be written, None if it was."""
+        self.is_unfinished: bool | None = None
+        """The journal's last launch was not ended in order: power, or a kill of everything. None while that is not known."""
         # A daemon: it may be stuck in a dead mount when the supervisor has to end.
         threading.Thread(target=self._write, name="ridethrough-pen", daemon=True).start()
 
@@ -98,6 +108,7 @@ class Pen:
     def _write(self) -> None:
         self._is_open.wait()
         assert self._journal is not None
+        self.is_unfinished = self._journal.was_cut_short(_AT_WORK, _ENDED)
         refused: collections.deque[tuple[str, dict[str, Any]]] = collections.deque(maxlen=_REFUSED)
         while True:
             done = None

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
+from ridethrough import config
 from ridethrough.errors import RideThroughError
 from ridethrough.seam import process
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot.address import lock_path
+from ridethrough.snapshot.courier import Courier
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.persist import Persister
 from ridethrough.supervisor.keeper import Keeper
-from ridethrough.supervisor.loop import Settings, Supervisor
+from ridethrough.supervisor.loop import Supervisor
 from ridethrough.supervisor.record import echo
+from ridethrough.supervisor.settings import Settings
 
 
 def keep(settings: Settings, *, run_dir: str | None, socket_path: str) -> int:
-    """Runs a keeper with its supervisor and persister until the run is over; returns its exit code.
+    """Runs a keeper with its supervisor, persister and courier until the run is over; returns its exit code.
 
     Args:
         settings: What to run and how.
@@ -28,8 +32,9 @@ def keep(settings: Settings, *, run_dir: str | None, socket_path: str) -> int:
     Raises:
         StoreLocked: Another keeper owns the run.
     """
-    facts: dict[str, Any] = {"argv": process.shown_command(settings.argv), "is_library": not settings.argv}
-    keeper = Keeper(SystemClock(), socket_path, {"supervisor": lambda path: _supervise(path, settings), "persister": _persist}, facts)
+    facts: dict[str, Any] = {"argv": process.shown_command(settings.argv), "is_library": not settings.argv, "config": settings.config.as_facts()}
+    helpers = {"supervisor": lambda path: _supervise(path, settings), "persister": _persist, "courier": _carry}
+    keeper = Keeper(SystemClock(), socket_path, helpers, facts)
     if run_dir is not None:
         keeper.claim(run_dir, lock_path(run_dir))
     return keeper.run()
@@ -45,11 +50,17 @@ def _persist(socket_path: str) -> None:
     Persister(PosixFileSystem(), SystemClock(), link, echo=echo).run()
 
 
+def _carry(socket_path: str) -> None:
+    link = KeeperLink(socket_path, role="courier")
+    Courier(SystemClock(), link, link.hello["config"]).run()
+
+
 def main() -> None:
     """Entry of the keeper that a library starts: ``python -m ridethrough.supervisor.start RUN_DIR SOCKET``."""
     run_dir, socket_path = sys.argv[1:3]
     try:
-        raise SystemExit(keep(Settings(argv=()), run_dir=run_dir, socket_path=socket_path))
+        settings = Settings(argv=(), config=config.load(None, os.environ, {"run": run_dir}))
+        raise SystemExit(keep(settings, run_dir=run_dir, socket_path=socket_path))
     except RideThroughError as error:
         echo("keeper.refused", error.as_dict())
         raise SystemExit(error.exit_code) from error

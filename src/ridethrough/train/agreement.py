@@ -1,114 +1,35 @@
 """The start agreement: the only collective communication of ours, once an attempt.
 
-1. The first rank reads the tier and proposes the newest complete checkpoint of the lineage.
-2. Every rank loads and proves its own parts; if one fails, all go to the next candidate together.
-3. Everybody applies the state; the first rank issues the attempt (nonce, sequence number, parent,
-   snapshot interval) and makes it durable.
+1. The nodes say which run they have and whether they see the same directory (`tier`).
+2. The first rank proposes the newest complete checkpoint of the lineage, over all tiers; every rank
+   gets and proves its parts (`loading`). If one cannot, all go to the next candidate together.
+3. Everybody applies the state. The first rank issues the attempt: nonce, parent, snapshot interval,
+   roster; its number is claimed and its records are made durable on every tier.
 4. All go on. No step has been made before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import dataclasses
+import functools
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import torch.distributed as dist
-
-from ridethrough.errors import (
-    Damaged,
-    ForeignRecord,
-    NothingRestorable,
-    RideThroughError,
-    StateMismatch,
-    StorageError,
-    StorageUnreachable,
-    TierMissing,
-    TwoHeads,
-    UsageError,
-)
+from ridethrough.errors import NothingRestorable, UsageError
 from ridethrough.format import layout
-from ridethrough.format.attempt import Attempt, Roster, RosterPart, Run
+from ridethrough.format.attempt import Attempt, Roster, RosterPart
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot.sizing import SlotPlan, plan_slots
-from ridethrough.store import catalog as catalogs
-from ridethrough.store.catalog import Catalog, Checkpoint
-from ridethrough.store.start import open_run, write_attempt
-from ridethrough.store.verify import load_part
+from ridethrough.store.catalog import Checkpoint
+from ridethrough.store.start import claim_attempt, write_attempt
+from ridethrough.train import loading, tier
+from ridethrough.train.group import Group
+from ridethrough.train.loading import Candidate, DamagedCopy, Reader
 from ridethrough.train.state import LoadedPart
+from ridethrough.train.tier import Memory, Opening
 from ridethrough.types import AttemptRef, Parent
-
-T = TypeVar("T")
-
-
-class Group:
-    """All ranks of the job; one rank alone if torch.distributed is not in use."""
-
-    def __init__(self) -> None:
-        self.is_distributed = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if self.is_distributed else 0
-        self.world_size = dist.get_world_size() if self.is_distributed else 1
-        if not self.is_distributed and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError(detail="call torch.distributed.init_process_group() before ckpt.restore()")
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-
-    def first_decides(self, decide: Callable[[], T]) -> T:
-        """What the first rank's call returned, on every rank; its error is raised on every rank."""
-        outcome: list[Any] = [None]
-        if self.rank == 0:
-            outcome = [_attempt(decide)]
-        if self.is_distributed:
-            dist.broadcast_object_list(outcome, src=0)
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value  # type: ignore[no-any-return]
-
-    def everyone(self, act: Callable[[], T]) -> list[tuple[T | None, RideThroughError | None]]:
-        """What every rank's call returned or raised, in rank order, on every rank."""
-        mine = _attempt(act)
-        if not self.is_distributed:
-            return [mine]
-        outcomes: list[Any] = [None] * self.world_size
-        dist.all_gather_object(outcomes, mine)
-        return outcomes
-
-    def together(self, act: Callable[[], T]) -> T:
-        """This rank's result; if any rank failed, the first failure is raised on all."""
-        kept: list[T] = []
-
-        def run() -> None:
-            kept.append(act())
-
-        for _, error in self.everyone(run):
-            if error is not None:
-                raise error
-        return kept[0]
-
-
-def _attempt(act: Callable[[], T]) -> tuple[T | None, RideThroughError | None]:
-    """A failure as a value: raised on one rank alone it would leave the others waiting for ever."""
-    try:
-        return act(), None
-    except RideThroughError as error:
-        return None, error
-    except OSError as error:
-        # Not-found and the like keep their own type on the way here: a run directory that is a file, say.
-        return None, StorageError(path=str(error.filename), detail=str(error.strerror))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """What the first rank found on the tier."""
-
-    run: Run
-    candidates: tuple[Checkpoint, ...]
-    next_seq: int
-    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,109 +39,62 @@ class Choice:
     opening: Opening
     checkpoint: Checkpoint | None
     parts: tuple[LoadedPart, ...]
-    damaged: tuple[dict[str, str], ...]
-    """Copies that failed on some rank; the persister looks at them again and quarantines."""
+    damaged: tuple[DamagedCopy, ...]
+    """Copies that failed on some node."""
+
+    def suspects(self, group: Group) -> tuple[dict[str, str], ...]:
+        """The copies that this node's persister is to look at again and set aside."""
+        if self.opening.is_shared and group.node != group.node_order[0]:
+            return ()  # one looks for all
+        mine = [d for d in self.damaged if self.opening.is_shared or d.node == group.node]
+        return tuple({"dir_name": dir_name, "part": part} for dir_name, part in dict.fromkeys((d.dir_name, d.part) for d in mine))
 
 
-def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, known_uid: str | None, is_fresh: bool, storage_wait_s: float) -> Choice:
+def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, memory: Memory, is_fresh: bool, storage_wait_s: float) -> Choice:
     """The newest checkpoint whose parts every rank has in memory, proven.
 
     Raises:
         NothingRestorable: Progress was made here and nothing of it can be restored.
-        StorageUnreachable: The tier does not answer, or its marker is missing.
+        StorageUnreachable: A tier does not answer, or its marker is missing.
+        StateMismatch: Another number of ranks made it, and they held nothing in common.
+        RideThroughError: See `tier.open_tier`.
     """
-
-    def look() -> Opening:
-        with contextlib.suppress(Damaged, ForeignRecord):  # the catalog then knows the run by its seals, or raises the same
-            # A disk that is mounted a little later than we are started (after a power cut, say) is waited for.
-            _patiently(clock, storage_wait_s, lambda: open_run(fs, clock, run_dir, known_uid=known_uid, is_fresh=is_fresh))
-        found = catalogs.read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s)
-        if known_uid and found.run.run_uid != known_uid and not is_fresh:
-            raise TierMissing(path=run_dir, run_uid=known_uid)
-        try:
-            chosen = () if is_fresh else catalogs.candidates(found)
-        except TwoHeads as error:
-            raise TwoHeads(**{**error.fields, "path": run_dir}) from error
-        return Opening(
-            run=found.run,
-            candidates=chosen,
-            next_seq=found.next_seq,
-            catalog=found,
-        )
-
-    opening = group.first_decides(look)
-    damaged: list[dict[str, str]] = []
-    for checkpoint in opening.candidates:
-        mine: list[LoadedPart] = []
-
-        def load(checkpoint: Checkpoint = checkpoint, mine: list[LoadedPart] = mine) -> list[dict[str, str]]:
-            loaded, broken = _load_parts(fs, clock, run_dir, checkpoint, rank=group.rank, world_size=group.world_size, storage_wait_s=storage_wait_s)
-            mine.extend(loaded)
-            return broken
-
-        outcomes = group.everyone(load)
-        for broken, error in outcomes:
-            if error is not None and not isinstance(error, Damaged):
-                raise error
-            damaged.extend(broken or ())
-            if isinstance(error, Damaged):
-                damaged.extend({"dir_name": checkpoint.dir_name, "part": name} for name in error.fields.get("parts", ()))
-        if all(error is None for _, error in outcomes):
-            return Choice(opening=opening, checkpoint=checkpoint, parts=tuple(mine), damaged=tuple(damaged))
-    evidence = None if is_fresh else group.first_decides(lambda: catalogs.progress_evidence(fs, run_dir, opening.catalog))
+    opening = tier.open_tier(group, fs, clock, run_dir, memory, is_fresh=is_fresh, storage_wait_s=storage_wait_s)
+    reader = Reader(fs=fs, clock=clock, run_dir=run_dir, wait_s=storage_wait_s)
+    damaged: list[DamagedCopy] = []
+    tried = 0
+    while (candidate := group.first_decides(functools.partial(_candidate, opening, tried))) is not None:
+        outcome = loading.load(group, reader, candidate)
+        damaged.extend(outcome.damaged)
+        if outcome.is_whole:
+            return Choice(opening=opening, checkpoint=candidate.checkpoint, parts=outcome.parts, damaged=tuple(damaged))
+        tried += 1
+    evidence = None if is_fresh else tier.progress_evidence(group, fs, run_dir, opening)
     if evidence is not None:
-        tried = f"{len(opening.candidates)} complete checkpoints failed their checksums" if opening.candidates else "none is complete"
-        raise NothingRestorable(path=run_dir, detail=f"{evidence}; {tried}")
+        what = f"{tried} complete checkpoints failed their checksums" if tried else "none is complete"
+        raise NothingRestorable(path=run_dir, detail=f"{evidence}; {what}")
     return Choice(opening=opening, checkpoint=None, parts=(), damaged=tuple(damaged))
 
 
-def _load_parts(
-    fs: FileSystem, clock: Clock, run_dir: str, checkpoint: Checkpoint, *, rank: int, world_size: int, storage_wait_s: float
-) -> tuple[list[LoadedPart], list[dict[str, str]]]:
-    """This rank's parts, each from the first holder whose copy is intact, and the copies that were not."""
-    assert checkpoint.roster is not None
-    if checkpoint.roster.world_size != world_size:
-        raise StateMismatch(
-            name="the job", detail=f"{checkpoint.dir_name} was saved by {checkpoint.roster.world_size} ranks, this start has {world_size}"
-        )
-    wanted = [p.name for p in checkpoint.roster.parts if rank in p.holders]
-    loaded: list[LoadedPart] = []
-    broken: list[dict[str, str]] = []
-    for name in wanted:
-        for seal in (s for s in checkpoint.seals if s.part == name):
-            try:
-                payload = _patiently(clock, storage_wait_s, lambda seal=seal: load_part(fs, run_dir, checkpoint.dir_name, seal))  # type: ignore[misc]
-                loaded.append(LoadedPart(seal=seal, payload=payload))
-                break
-            except Damaged:
-                broken.append({"dir_name": checkpoint.dir_name, "part": name})
-        else:
-            raise Damaged(path=checkpoint.dir_name, detail=f"no intact copy of part {name}", parts=tuple({b["part"] for b in broken}))
-    return loaded, broken
-
-
-def _patiently(clock: Clock, wait_s: float, read: Callable[[], T]) -> T:
-    """Storage that does not answer now is asked again: it is not a reason to go back further."""
-    deadline_s = clock.monotonic_s() + wait_s
-    pause_s = 0.25
-    while True:
-        try:
-            return read()
-        except StorageUnreachable:
-            if clock.monotonic_s() + pause_s > deadline_s:
-                raise
-            clock.sleep(pause_s)
-            pause_s = min(pause_s * 2, 10.0)
+def _candidate(opening: Opening, number: int) -> Candidate | None:
+    found = opening.found
+    assert found is not None
+    if number >= len(found.candidates):
+        return None
+    # Everybody is told, so without what only a person wants to read.
+    checkpoint = dataclasses.replace(found.candidates[number], problems=())
+    return Candidate(checkpoint=checkpoint, holders=None if opening.is_shared else found.holders(checkpoint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """What each rank brings into the agreement."""
 
-    node: str
     holds_replicated: bool
     state_bytes: int
     available_bytes: int
+    save_interval_steps: int
+    wanted_interval_steps: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,68 +107,92 @@ class Agreement:
     roster: Roster
     slots: SlotPlan
     launch: int
+    """Of this rank's node: each keeper counts its own."""
 
 
-def agree(
-    group: Group,
-    fs: FileSystem,
-    clock: Clock,
-    run_dir: str,
-    choice: Choice,
-    facts: RankFacts,
-    *,
-    save_interval_steps: int,
-    wanted_interval_steps: int | None,
-    new_launch: Callable[[], int],
-) -> Agreement:
+def agree(group: Group, fs: FileSystem, clock: Clock, run_dir: str, choice: Choice, facts: RankFacts, *, new_launch: Callable[[], int]) -> Agreement:
     """A new attempt exists, durably, with everybody's consent.
 
     Raises:
+        UsageError: The ranks were given different intervals.
         MemoryTooSmall: The snapshots do not fit on some node.
         TwoHeads: Somebody else started an attempt at the same time.
+        Fenced: Somebody else has started a later one meanwhile.
     """
     gathered = [found for found, _ in group.everyone(lambda: facts)]
     everyone = [found for found in gathered if found is not None]
+    slots = group.first_decides(lambda: size_slots(group.nodes, everyone))
+    # Before the attempt exists: one that is refused here must not fence the job that is training.
+    launches = group.each_node(new_launch)
+    nonce = group.first_decides(lambda: uuid.uuid4().hex)
+    ref = _claim(group, fs, run_dir, choice.opening, nonce)
+    found = choice.checkpoint
+    parent = Parent(attempt=found.attempt, step=found.step) if found else None
+    run_uid = choice.opening.run.run_uid
+    roster = new_roster(run_uid, ref, group.nodes, has_replicated=all(f.holds_replicated for f in everyone))
+    attempt = Attempt(
+        run_uid=run_uid,
+        attempt=ref,
+        parent=parent,
+        snapshot_interval_steps=slots.interval_steps,
+        world_size=group.world_size,
+        roster_digest=roster.digest,
+        started_at=group.first_decides(lambda: clock.now_at().isoformat(timespec="seconds")),
+    )
+    # Durable before step 1: a checkpoint whose attempt is unknown could not be placed on the lineage.
+    group.each_node(lambda: write_attempt(fs, run_dir, attempt, roster), nodes=choice.opening.tier_nodes(group))
+    return Agreement(run_uid=run_uid, attempt=ref, parent=parent, roster=roster, slots=slots, launch=launches[group.node])
 
-    def issue() -> Agreement:
-        nodes = tuple(f.node for f in everyone)
-        if len(set(nodes)) > 1:
-            # Nobody yet confirms a save across nodes: "durable" would be said of one node's parts only.
-            raise UsageError(detail=f"ranks on {len(set(nodes))} nodes ({', '.join(sorted(set(nodes))[:4])}): this version protects jobs of one node")
-        per_node = {node: [f for f in everyone if f.node == node] for node in nodes}
-        plans = [
-            plan_slots(
-                state_bytes_per_rank=max(f.state_bytes for f in found),
-                ranks_on_node=len(found),
-                available_bytes=min(f.available_bytes for f in found),
-                save_interval_steps=save_interval_steps,
-                wanted_interval_steps=wanted_interval_steps,
-            )
-            for found in per_node.values()
-        ]
-        slots = max(plans, key=lambda plan: plan.interval_steps)
-        ref = AttemptRef(seq=choice.opening.next_seq, nonce=uuid.uuid4().hex)
-        ranks = tuple(range(group.world_size))
-        parts = [RosterPart(name=layout.rank_part(rank), holders=(rank,)) for rank in ranks]
-        if all(f.holds_replicated for f in everyone):
-            parts.insert(0, RosterPart(name=layout.REPLICATED, holders=ranks))
-        run_uid = choice.opening.run.run_uid
-        roster = Roster(run_uid=run_uid, attempt=ref, nodes=nodes, parts=tuple(parts))
-        found = choice.checkpoint
-        parent = Parent(attempt=found.attempt, step=found.step) if found else None
-        attempt = Attempt(
-            run_uid=run_uid,
-            attempt=ref,
-            parent=parent,
-            snapshot_interval_steps=slots.interval_steps,
-            world_size=group.world_size,
-            roster_digest=roster.digest,
-            started_at=clock.now_at().isoformat(timespec="seconds"),
+
+def size_slots(nodes: tuple[str, ...], facts: list[RankFacts]) -> SlotPlan:
+    """The snapshot interval and slots that fit on every node.
+
+    Raises:
+        UsageError: The ranks were given different intervals.
+        MemoryTooSmall: They fit nowhere.
+    """
+    for rank, found in enumerate(facts):
+        if (found.save_interval_steps, found.wanted_interval_steps) != (facts[0].save_interval_steps, facts[0].wanted_interval_steps):
+            raise UsageError(detail=f"Checkpointer of rank {rank} has other intervals than that of rank 0: give every rank the same")
+    by_node: dict[str, list[RankFacts]] = {}
+    for found, node in zip(facts, nodes, strict=True):
+        by_node.setdefault(node, []).append(found)
+    plans = [
+        plan_slots(
+            state_bytes_per_rank=max(f.state_bytes for f in here),
+            ranks_on_node=len(here),
+            available_bytes=min(f.available_bytes for f in here),
+            save_interval_steps=here[0].save_interval_steps,
+            wanted_interval_steps=here[0].wanted_interval_steps,
         )
-        # Before the attempt exists: one that is refused here must not fence the job that is training.
-        launch = new_launch()
-        # Durable before step 1: a checkpoint whose attempt is unknown could not be placed on the lineage.
-        write_attempt(fs, run_dir, attempt, roster)
-        return Agreement(run_uid=run_uid, attempt=ref, parent=parent, roster=roster, slots=slots, launch=launch)
+        for here in by_node.values()
+    ]
+    return max(plans, key=lambda plan: plan.interval_steps)
 
-    return group.first_decides(issue)
+
+def new_roster(run_uid: str, attempt: AttemptRef, nodes: tuple[str, ...], *, has_replicated: bool) -> Roster:
+    """A private part for each rank, and one that all hold if there is one."""
+    ranks = tuple(range(len(nodes)))
+    parts = [RosterPart(name=layout.rank_part(rank), holders=(rank,)) for rank in ranks]
+    if has_replicated:
+        parts.insert(0, RosterPart(name=layout.REPLICATED, holders=ranks))
+    return Roster(run_uid=run_uid, attempt=attempt, nodes=nodes, parts=tuple(parts))
+
+
+def _claim(group: Group, fs: FileSystem, run_dir: str, opening: Opening, nonce: str) -> AttemptRef:
+    """A sequence number that is ours on every tier.
+
+    Raises:
+        TwoHeads: Fewer nodes than before want the number of another start, which may be the other half of the job.
+    """
+    ref = AttemptRef(seq=opening.next_seq, nonce=nonce)
+    while True:
+        rivals = group.each_node(lambda ref=ref: claim_attempt(fs, run_dir, ref, group.node_order), nodes=opening.tier_nodes(group))  # type: ignore[misc]
+        claims = [claim for claim in rivals.values() if claim is not None]
+        if not claims:
+            return ref
+        for claim in claims:
+            if opening.is_shrunk and not claim.is_over(group.node_order):
+                tier.refuse_rival(run_dir, group.node_order, claim)
+        # All nodes are here: whoever had claimed the number is cut, or will find itself fenced by ours.
+        ref = dataclasses.replace(ref, seq=ref.seq + 1)

@@ -23,10 +23,12 @@ from ridethrough.snapshot.plan import Plan
 from ridethrough.snapshot.post import PartState
 from ridethrough.snapshot.ranks import RankPhase
 from ridethrough.store.retain import Retention
-from ridethrough.store.start import remember_run, remembered_run
-from ridethrough.train import agreement, data, provenance, rng, state
+from ridethrough.store.start import remember_run, remembered_run, remembered_storage
+from ridethrough.train import agreement, data, nodes, provenance, rng, state
 from ridethrough.train.attach import attach, claim, launch_from_environment
+from ridethrough.train.group import Group
 from ridethrough.train.session import Session
+from ridethrough.train.tier import Memory
 from ridethrough.types import StateClass
 
 _DURATIONS = 256
@@ -41,7 +43,7 @@ class Checkpointer:
     `every_n_train_steps`-th made durable by a separate process.
 
     Args:
-        run_dir: Directory of the run, on a disk that keeps what it acknowledges.
+        run_dir: Directory of the run, on a disk that keeps what it acknowledges. Several nodes share it, or each has its own.
         every_n_train_steps: Steps between durable checkpoints.
         experiment: Name in `meta.json`; the directory's name if not given.
         config: The run's configuration; only its hash is kept, to notice changes.
@@ -96,7 +98,7 @@ class Checkpointer:
         self._fs = PosixFileSystem()
         self._clock = SystemClock()
         self._tracked: dict[str, state.Tracked] = {}
-        self._group: agreement.Group | None = None
+        self._group: Group | None = None
         self._agreed: agreement.Agreement | None = None
         self._session: Session | None = None
         self._step = 0
@@ -138,7 +140,7 @@ class Checkpointer:
         """
         if self._agreed is not None:
             raise UsageError(detail="call ckpt.track() before ckpt.restore()")
-        group = self._group = self._group or agreement.Group()
+        group = self._group = self._group or Group()
         for name, value in objects.items():
             if name in self._tracked:
                 raise UsageError(detail=f"track({name}=…): the name is taken")
@@ -160,15 +162,17 @@ class Checkpointer:
             NothingRestorable: Checkpoints were made here and none can be used (exit code 12).
             StorageUnreachable: Storage does not answer, or the disk is not mounted (13).
             StoreLocked: Another command owns the run (11).
-            StateMismatch: The checkpoint does not fit the tracked objects (22).
+            StateMismatch: The checkpoint does not fit the tracked objects, or cannot be taken over by this number of ranks (22).
             MemoryTooSmall: The snapshots do not fit in memory (21).
+            TwoHeads: Another half of the job goes on, or wants to (21).
         """
         if self._agreed is not None:
             raise UsageError(detail="ckpt.restore() was already called")
-        group = self._group = self._group or agreement.Group()
+        group = self._group = self._group or Group()
         launch = launch_from_environment()
         if launch is not None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             raise UsageError(detail="under `ridethrough run` restarts are its business: give torchrun --max-restarts 0")
+        group.meet(process.node_name())
         times = self._times = {"process_start": _process_start_s(), "restore_called": self._clock.monotonic_s()}
         link = group.together(lambda: attach(self._clock, self.run_dir, rank=group.rank))
         session = self._session = Session(self._clock, link, run_dir=self.run_dir, rank=group.rank, world_size=group.world_size)
@@ -191,15 +195,15 @@ class Checkpointer:
         atexit.register(self._at_exit, os.getpid())
         return self.restored_step
 
-    def _agree(self, group: agreement.Group, session: Session) -> None:
+    def _agree(self, group: Group, session: Session) -> None:
         """The start agreement: which checkpoint, loaded and proven by all; which attempt, durable; then memory for it."""
-        state_dir = process.state_dir()
+        config = nodes.config_of(session.link)
         choice = agreement.choose(
             group,
             self._fs,
             self._clock,
             self.run_dir,
-            known_uid=remembered_run(self._fs, state_dir, self.run_dir),
+            memory=self._remembered(config.storage),
             is_fresh=self._is_fresh,
             storage_wait_s=self._storage_wait_s,
         )
@@ -209,18 +213,11 @@ class Checkpointer:
         found = choice.checkpoint
         if found is not None:
             self._apply(group, choice)
-        agreed = self._agreed = agreement.agree(
-            group,
-            self._fs,
-            self._clock,
-            self.run_dir,
-            choice,
-            self._facts(),
-            save_interval_steps=self._every,
-            wanted_interval_steps=self._wanted_interval,
-            new_launch=session.new_launch,
-        )
-        group.together(lambda: remember_run(self._fs, state_dir, self.run_dir, agreed.run_uid))
+        opening = choice.opening
+        neighbours = nodes.introduce(group, self._clock, session.link, config)
+        key = nodes.agree_on_key(group, self._fs, self.run_dir, config, tier_nodes=opening.tier_nodes(group))
+        agreed = self._agreed = agreement.agree(group, self._fs, self._clock, self.run_dir, choice, self._facts(), new_launch=session.new_launch)
+        group.together(lambda: remember_run(self._fs, process.state_dir(), self.run_dir, agreed.run_uid, opening.storage))
         if layout.REPLICATED not in agreed.roster.part_names:
             for item in self._tracked.values():
                 item.is_replicated = False
@@ -234,23 +231,39 @@ class Checkpointer:
             parent=agreed.parent,
             resumed_dir=found.dir_name if found else None,
             roster=agreed.roster,
-            node=agreed.roster.nodes[group.rank],
+            node=group.node,
             meta=self._meta,
             retention=self._retention,
             monitor=self._monitor,
             save_interval_steps=self._every,
             snapshot_interval_steps=agreed.slots.interval_steps,
             restored_step=self.restored_step,
-            damaged=choice.damaged,
+            damaged=choice.suspects(group),
+            is_shared=opening.is_shared,
+            addresses=neighbours.addresses,
+            key=key,
+            domains=neighbours.domains,
         )
         session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
 
-    def _apply(self, group: agreement.Group, choice: agreement.Choice) -> None:
-        own = group.together(lambda: state.apply(self._tracked.values(), choice.parts, rank=group.rank, world_size=group.world_size))
+    def _remembered(self, declared: str) -> Memory:
+        state_dir = process.state_dir()
+        return Memory(
+            run_uid=remembered_run(self._fs, state_dir, self.run_dir),
+            storage=remembered_storage(self._fs, state_dir, self.run_dir),
+            declared=declared,
+        )
+
+    def _apply(self, group: Group, choice: agreement.Choice) -> None:
+        assert choice.checkpoint is not None
+        seals = choice.checkpoint.seals
+        own = group.together(lambda: state.apply(self._tracked.values(), choice.parts, rank=group.rank, world_size=group.world_size, seals=seals))
         self._step = self.restored_step = int(own["progress"]["step"])
         self._epoch = int(own["progress"]["epoch"])
         self._metrics.update(own["progress"]["metrics"])
-        rng.restore(own["rng"])
+        rng.restore(rng.moved(own["rng"], own["context"]["local_rank"], group.local_rank))
+        if group.rank >= own["context"]["world_size"]:
+            rng.branch(group.rank)
 
     def _facts(self) -> agreement.RankFacts:
         size = 0
@@ -260,10 +273,11 @@ class Checkpointer:
             if isinstance(item.value, torch.optim.Optimizer) and not item.value.state:
                 size += _ADAM_STATES * sum(p.numel() * p.element_size() for g in item.value.param_groups for p in g["params"] if p.requires_grad)
         return agreement.RankFacts(
-            node=process.node_name(),
             holds_replicated=any(item.is_replicated for item in self._tracked.values()),
             state_bytes=size,
             available_bytes=process.available_memory_bytes(),
+            save_interval_steps=self._every,
+            wanted_interval_steps=self._wanted_interval,
         )
 
     def _on_loader_start(self) -> None:

@@ -9,10 +9,13 @@
    0 and in 8 workers, and after a resume in the middle of an epoch.
 3. The position counts batches *delivered* to the training loop, not batches prefetched. Resuming
    skips that many batches of indices, without loading their samples.
+4. The order of a `DistributedSampler` is dealt to the ranks by `deal`. With another number of ranks
+   what is left of it is dealt anew: no sample is lost or repeated, however often that happens.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +25,7 @@ import xxhash
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from ridethrough.train import rng
+from ridethrough.train import deal, rng
 from ridethrough.types import Presence
 
 _ORDER, _WORKERS, _COLLATE = 1, 2, 3
@@ -36,12 +39,21 @@ class Position:
         self.epoch = 0
         self.delivered = 0
         self.samples = 0
+        """Delivered to this rank since the epoch was last dealt."""
+        self.dealt_from = 0
+        """Samples of the epoch's order that were consumed, over all ranks, before it was last dealt."""
+        self.dealt_to = 0
+        """Ranks among whom it is dealt; 0 where the sampler is none that deals."""
+        self.lengths: deque[int] = deque()
+        """Of the dealt batches whose indices were given out and that are not delivered yet."""
+        self.total: int | None = None
+        """Batches of this rank in what was dealt; None if nothing was. The loader's length is that of a whole epoch."""
         self.is_pending = True
         """The next iteration starts exactly here; otherwise it starts the next epoch."""
         self.is_iterating = False
         self.is_stepped = False
         """Steps were made while this loader was iterated: it is the one of the training loop."""
-        self._loaded: tuple[int, int, int] | None = None
+        self._loaded: tuple[int, int, int, int] | None = None
         self.on_start: Callable[[], None] | None = None
         """Called when the iterators exist and before the first batch: the last moment to set random generators."""
         self.on_end: Callable[[bool], None] | None = None
@@ -51,9 +63,10 @@ class Position:
         """An iteration starts."""
         if self._loaded is not None:
             # Nothing was trained since the checkpoint was loaded: a look at the first batch changes nothing.
-            self.epoch, self.delivered, self.samples = self._loaded
+            self.epoch, self.delivered, self.samples, self.dealt_from = self._loaded
         elif not self.is_pending:
             self.start_epoch(self.epoch + 1)
+        self.lengths.clear()
         self.is_pending = False
         self.is_iterating = True
 
@@ -62,7 +75,7 @@ class Position:
         if self._loaded is not None and epoch == self._loaded[0]:
             return
         if epoch != self.epoch or not self.is_pending:
-            self.epoch, self.delivered, self.samples = epoch, 0, 0
+            self.epoch, self.delivered, self.samples, self.dealt_from = epoch, 0, 0, 0
         self._loaded = None
         self.is_pending = True
 
@@ -80,14 +93,22 @@ class Position:
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches delivered so far."""
         is_open = self.is_iterating or self.is_pending
-        return {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples, "is_open": is_open}
+        state: dict[str, Any] = {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples, "is_open": is_open}
+        return {**state, "dealt": [self.dealt_from, self.dealt_to]} if self.dealt_to else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there; where an epoch was over (a validation loader's, say), with the next one."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self.delivered, self.samples = state["batches"], state["samples"]
+        self.dealt_from = int(state.get("dealt", (0,))[0])
         self.is_pending = bool(state["is_open"])
-        self._loaded = (self.epoch, self.delivered, self.samples) if self.is_pending else None
+        self._loaded = (self.epoch, self.delivered, self.samples, self.dealt_from) if self.is_pending else None
+
+    def deliver(self, batch: Any) -> None:
+        """The training loop gets this batch."""
+        self.delivered += 1
+        # The shape of a batch does not always tell how many samples are in it; the indices do, where there are any.
+        self.samples += self.lengths.popleft() if self.lengths else _batch_length(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +207,17 @@ class _PositionedSampler:
             source.set_epoch(epoch)
         # Only samplers known to draw from nothing but their own generator may run as they are.
         is_plain = self._inner is source or type(self._inner) is BatchSampler
-        quiet = is_plain and type(source) in (RandomSampler, SequentialSampler, DistributedSampler)
-        for number, index in enumerate(iter(self._inner) if quiet else _isolated(self._inner, rng.mix(seed, epoch, _ORDER))):
+        is_dealt = deal.dealing_sampler(self._inner) is not None
+        if is_dealt:
+            found, position.total = deal.share(self._inner, position.dealt_from)
+        elif is_plain and type(source) in (RandomSampler, SequentialSampler):
+            found = iter(self._inner)
+        else:
+            found = _isolated(self._inner, rng.mix(seed, epoch, _ORDER))
+        for number, index in enumerate(found):
             if number >= skip:
+                if is_dealt:
+                    position.lengths.append(len(index) if isinstance(index, list) else 1)
                 yield Keyed(seed, epoch, number, index)
 
 
@@ -228,8 +257,7 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
                 if replay:
                     replay -= 1  # a stream cannot be skipped without reading it
                     continue
-                position.delivered += 1
-                position.samples += _batch_length(batch)
+                position.deliver(batch)
                 yield batch
             is_exhausted = True
         finally:
@@ -272,10 +300,51 @@ def make_resumable(loader: DataLoader[Any], *, seed: int) -> Position:
         if loader.collate_fn is not default_collate:
             fields["collate_fn"] = _SeededCollate(dataset, loader.collate_fn)
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        fields[name] = _PositionedSampler(getattr(loader, name), position)
+        inner = getattr(loader, name)
+        dealing = deal.dealing_sampler(inner)
+        position.dealt_to = dealing.num_replicas if dealing is not None else 0
+        fields[name] = _PositionedSampler(inner, position)
     fields["ridethrough_position"] = position
     loader.__class__ = _resumable_class(type(loader))
     return position
+
+
+def take_over(loader: Any, position: Position, state: dict[str, Any], *, keeps_seed: bool) -> str | None:
+    """The loader goes on from the position that another number of ranks has left.
+
+    Between epochs every loader can: the next epoch is iterated by the new ranks. In the middle of
+    one only what a `DistributedSampler` deals can be dealt anew. Anything else (a sampler or batch
+    sampler of another kind, a stream, the state of somebody else's loader) has no order over all
+    ranks that we know: it is refused, because samples would be lost or trained on twice.
+
+    Args:
+        loader: Of this rank.
+        position: Its position.
+        state: What some rank of the other number has left.
+        keeps_seed: This rank did not exist before, and keeps the seed that its script gave it.
+
+    Returns:
+        Why it cannot; None if it does.
+    """
+    if "dataset" in state:
+        return f"{type(loader.dataset).__name__} says by itself where each rank was"
+    consumed, ranks = state.get("dealt", (0, 0))
+    found = {**state, "seed": position.seed if keeps_seed else state["seed"]}
+    if state["is_open"] and (state["batches"] or consumed):
+        if not ranks or not position.dealt_to:
+            return f"it was in the middle of an epoch, and what {_source_of(loader)} gives to each rank cannot be dealt anew; DistributedSampler can"
+        found |= {"batches": 0, "samples": 0, "dealt": [consumed + ranks * state["samples"], position.dealt_to]}
+    position.load_state_dict(found)
+    return None
+
+
+def _source_of(loader: Any) -> str:
+    """What decides the order, by the name of its class."""
+    if isinstance(loader.dataset, IterableDataset):
+        return type(loader.dataset).__name__
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    inner = getattr(sampler, "_inner", sampler)
+    return type(inner.sampler if type(inner) is BatchSampler else inner).__name__
 
 
 def stream_state(loader: Any) -> Any:
@@ -288,7 +357,7 @@ def stream_state(loader: Any) -> Any:
 def is_exhausted(loader: Any, position: Position) -> bool:
     """The batch just delivered was the epoch's last, as far as the loader knows its length."""
     try:
-        return position.delivered >= len(loader)
+        return position.delivered >= (len(loader) if position.total is None else position.total)
     except TypeError:
         return False  # a stream of unknown length
 

@@ -37,8 +37,27 @@ def restore(state: dict[str, Any]) -> None:
         import numpy  # noqa: PLC0415  the checkpoint says that the run uses it
 
         numpy.random.set_state(state["numpy"])
-    for index, one in enumerate(state.get("cuda", ())):
+    # Another node may have fewer devices; the state of those that are not there is of no use to anybody.
+    for index, one in enumerate(state.get("cuda", ())[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(one, index)
+
+
+def moved(state: dict[str, Any], source: int, target: int) -> dict[str, Any]:
+    """The state for a process that uses GPU `target`, from that of one that used GPU `source`."""
+    devices = list(state.get("cuda", ()))
+    if source == target or not source < len(devices):
+        return state  # no GPUs, or each process sees only its own
+    devices += [devices[source]] * (target + 1 - len(devices))
+    devices[target] = state["cuda"][source]
+    return {**state, "cuda": devices}
+
+
+def branch(rank: int) -> None:
+    """The generators of a rank that did not exist before, on from those of another rank; the same each time, and unlike any other rank's."""
+    drawn = int(torch.randint(_MASK, (), dtype=torch.int64))
+    seed_all(mix(drawn, rank))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(mix(drawn, rank, 1))
 
 
 def mix(*values: int) -> int:

@@ -139,6 +139,7 @@ class Session:
         if self._poster.post(step, parts, facts, reserved=self._reserved_step()):
             self.posted_step = step
         self.says["posted_step"] = self.posted_step
+        self.says["posted_steps"] = self._poster.posted_steps
         self.says["snapshot_s"] = self._clock.monotonic_s() - began_s
         self.says["state_bytes"] = sum(part.layout.size_bytes for part in parts)
 

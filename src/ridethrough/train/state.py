@@ -255,21 +255,33 @@ def decode(loaded: LoadedPart) -> Any:
     return found
 
 
-def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int, world_size: int) -> dict[str, Any]:
-    """Every tracked object has the state of the checkpoint, proven bit for bit; returns the rank's private tree.
+def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int, world_size: int, seals: Iterable[Seal] = ()) -> dict[str, Any]:
+    """Every tracked object has the state of the checkpoint, proven bit for bit; returns the private tree that this rank goes on from.
 
+    Of another number of ranks, rank r takes what they held in common and the private part of rank r
+    modulo their number: schedulers, buffers, metrics and other objects of ranks that are no more are
+    left behind. What is left of an epoch is dealt anew (`data.take_over`).
     The random generators are not set here: that is the last thing before training goes on.
 
+    Args:
+        tracked: What the script tracks.
+        parts: This rank's, loaded.
+        rank: This rank.
+        world_size: Ranks now.
+        seals: All of the checkpoint; where the number of ranks has changed they say where every other rank was.
+
     Raises:
-        StateMismatch: An object is missing, or does not take the state as it was saved.
+        StateMismatch: An object is missing, does not take the state as it was saved, or cannot be taken over by other ranks.
     """
     items = list(tracked)
     trees = {loaded.seal.part: decode(loaded) for loaded in parts}
-    own = trees[layout.rank_part(rank)]
+    own = next(found for name, found in trees.items() if name != layout.REPLICATED)
     context = own["context"]
-    if context["world_size"] != world_size or context["rank"] != rank:
+    is_moved = context["world_size"] != world_size
+    if context["rank"] != rank % context["world_size"]:
         raise StateMismatch(name="the job", detail=f"rank {context['rank']} of {context['world_size']} there, rank {rank} of {world_size} here")
-    saved = {**trees.get(layout.REPLICATED, {}).get("objects", {})}
+    common = trees.get(layout.REPLICATED, {}).get("objects", {})
+    saved = dict(common)
     for name, state in own["objects"].items():
         saved[name] = {**saved[name], **state} if name in saved else state
     here = structure(items)
@@ -283,12 +295,39 @@ def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int,
         was = own["structure"].get(item.name)
         if was is not None and was != here.get(item.name):
             raise StateMismatch(name=item.name, detail="its structure has changed (modules, shapes or order of parameters)")
-        _load(item, saved[item.name])
+        if is_moved:
+            _require_common(item, common, context["world_size"], world_size)
     untracked = sorted(set(saved) - {item.name for item in items})
     if untracked:
         raise StateMismatch(name=", ".join(untracked), detail="in the checkpoint but not tracked here: its state would be lost")
-    _prove(items, saved)
+    for item in items:
+        if is_moved and item.position is not None:
+            _take_over(item, saved[item.name], seals, keeps_seed=rank >= context["world_size"])
+        else:
+            _load(item, saved[item.name])
+    _prove([item for item in items if item.position is None or not is_moved], saved)
     return own  # type: ignore[no-any-return]
+
+
+def _require_common(item: Tracked, common: Mapping[str, Any], saved_world_size: int, world_size: int) -> None:
+    """A model that was each rank's own would be lost with its rank, and a new rank would have none."""
+    is_own_model = item.kind is StateClass.MODEL and any(True for _ in unwrap(item.value).parameters())
+    if item.name not in common and (is_own_model or isinstance(item.value, torch.optim.Optimizer)):
+        raise StateMismatch(
+            name=item.name, detail=f"each of {saved_world_size} ranks had its own, not under DDP: {world_size} ranks cannot go on from them"
+        )
+    if item.kind is StateClass.DATA and item.position is None:
+        raise StateMismatch(name=item.name, detail=f"{type(item.value).__name__} says by itself where each of {saved_world_size} ranks was")
+
+
+def _take_over(item: Tracked, state: Any, seals: Iterable[Seal], *, keeps_seed: bool) -> None:
+    assert item.position is not None
+    places = [{**seal.tree["objects"].get(item.name, {}), "seed": 0} for seal in seals if seal.part != layout.REPLICATED]
+    if "dealt" in state and any(place != places[0] for place in places):
+        raise StateMismatch(name=item.name, detail="the ranks were at different places of the epoch: what is left of it is not known")
+    why = data.take_over(item.value, item.position, state, keeps_seed=keeps_seed)
+    if why is not None:
+        raise StateMismatch(name=item.name, detail=why)
 
 
 def _load(item: Tracked, state: Any) -> None:
@@ -314,8 +353,12 @@ def _prove(items: list[Tracked], saved: Mapping[str, Any]) -> None:
         if item.position is None and item.kind not in (StateClass.MODEL, StateClass.OPTIMIZER, StateClass.SCHEDULER):
             continue
         before, after = Gatherer(), Gatherer()
+        live = _state_of(item)
+        if item.position is not None:
+            # A checkpoint of an earlier version says less of a position.
+            live = {name: live[name] for name in saved[item.name] if name in live}
         # As plain dicts: a module's state_dict is an OrderedDict whose order is that of its modules.
-        old, new = (g.encode(dict(found), item.name) for g, found in ((before, saved[item.name]), (after, _state_of(item))))
+        old, new = (g.encode(dict(found), item.name) for g, found in ((before, saved[item.name]), (after, live)))
         for name, tensor in before.tensors.items():
             if name not in after.tensors or not is_same(tensor, after.tensors[name]):
                 raise StateMismatch(name=item.name, detail=f"{name} is not what was saved after load_state_dict()")

@@ -1,0 +1,416 @@
+"""The lead's decisions: from what every node says to one word for all. Pure but for a few timers; no I/O."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ridethrough.errors import JobStuck
+from ridethrough.snapshot.ranks import RankPhase, RankState
+from ridethrough.supervisor import muster, policy, saving
+from ridethrough.supervisor.directive import Directive, Incident, Outcome, Stage
+from ridethrough.supervisor.muster import Presence
+from ridethrough.supervisor.scene import ORDERLY, Scene, Sight, Surroundings
+from ridethrough.supervisor.settings import Settings
+from ridethrough.supervisor.stop import Stopper
+from ridethrough.supervisor.view import NodePhase, NodeView
+
+_HEAR_S = 0.2
+"""An announcement must be seen by every rank before it gets there: a few rounds ahead."""
+_HEAR_FAR_S = 1.0
+"""The same with other nodes: a beat may be lost and is sent again."""
+_OTHER_ENDS_S = 4.0
+"""After one node's command has failed, the others get this long to tell what they saw: the first is not always the root."""
+_SAVE_DEADLINE_S = 120.0
+"""A node that takes longer than this for a save has a dead mount: others write its parts."""
+_FLUSH_WAIT_S = 120.0
+_NOTHING_SAVED: dict[str, Any] = {
+    "announced": None,
+    "announcement": 0,
+    "dark": (),
+    "flush": None,
+    "confirmed": None,
+    "refused": None,
+    "stop": None,
+    "is_suspect": False,
+    "outcome": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Goes on record."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+class Lead:
+    """Decides while its node leads; a successor starts with fresh timers and the same directive."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopper = Stopper(settings.grace_s)
+        self._since: dict[str, float] = {}
+        self._said: set[str] = set()
+        self._silent: set[str] = set()
+        self._dead: set[tuple[str, int]] = set()
+        self.events: list[Event] = []
+
+    def _note(self, kind: str, **data: Any) -> None:
+        self.events.append(Event(kind, data))
+
+    def _waited_s(self, what: str, scene: Scene) -> float:
+        """Since this was first asked of this launch."""
+        name = f"{what} of {scene.directive.room} {scene.directive.generation}"
+        return scene.around.now_s - self._since.setdefault(name, scene.around.now_s)
+
+    def decide(self, directive: Directive, sights: Mapping[str, Sight], around: Surroundings) -> Directive:
+        """The next word; an equal one if nothing changes. What goes on record is in `events`."""
+        if directive.stage is Stage.RUNNING and around.attempt is not None and directive.attempt != around.attempt:
+            directive = replace(directive, attempt=around.attempt, **{**_NOTHING_SAVED, "stop": directive.stop})
+        scene = Scene(directive=directive, sights=sights, around=around, settings=self._settings)
+        if directive.stage is Stage.CALLING:
+            return self._call(scene)
+        if directive.stage is Stage.RUNNING:
+            return self._run(scene)
+        if directive.stage is Stage.OVER:
+            return self._conclude(scene)
+        return directive
+
+    # -- calling the nodes -----------------------------------------------------------------------------------------
+
+    def _call(self, scene: Scene) -> Directive:
+        directive = scene.directive
+        if scene.signal:
+            code = 130 if scene.signal == signal.SIGINT and directive.generation else 128 + scene.signal
+            return self._finish(scene, code, "stopped before the command was started")
+        outcome = directive.outcome
+        if outcome is not None and self._waited_s("pause", scene) < outcome.pause_s:
+            return directive
+        present = {
+            node: Presence(is_ready=sight.view.is_ready and sight.view.phase is not NodePhase.RUNNING, missing=sight.view.missing)
+            for node, sight in scene.sights.items()
+            if sight.view is not None and sight.silent_s <= self._settings.suspect_s
+        }
+        call = muster.call(
+            self._settings.config.recovery,
+            scene.around.order,
+            present,
+            waited_s=self._waited_s("muster", scene),
+            has_shared_tier=scene.around.has_shared_tier,
+        )
+        if call.action == "wait":
+            said = f"{directive.generation} {call.reason}"
+            if said not in self._said:
+                self._said.add(said)
+                absent = [n for n in scene.around.order if n not in present or not present[n].is_ready]
+                self._note("muster.waiting", reason=call.reason, missing=absent)
+            return directive
+        if call.action == "stop":
+            return self._finish(scene, JobStuck.exit_code, call.reason)
+        reason = outcome.reason if outcome is not None else "first start"
+        return replace(
+            directive,
+            stage=Stage.RUNNING,
+            # A node may come from a launch that the word we go on from does not know.
+            generation=max([directive.generation, *(s.view.generation for s in scene.sights.values() if s.view is not None)]) + 1,
+            called_s=scene.around.now_s,
+            members=call.members,
+            reason=f"{reason}; {call.reason}" if call.is_shrunk else reason,
+            **_NOTHING_SAVED,
+        )
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def _run(self, scene: Scene) -> Directive:
+        over = self._judge(scene)
+        if over is not None:
+            return over
+        directive = self._close_incident(scene)
+        if not scene.living:
+            return directive
+        directive = self._watch(scene, directive)
+        if scene.signal:
+            directive = self._stop(scene, directive)
+        return self._save(scene, directive)
+
+    def _judge(self, scene: Scene) -> Directive | None:
+        """The launch is over if every living node's command has ended, one has failed, a node is given up, or nothing moves."""
+        if scene.stuck is not None:
+            return self._finish(scene, JobStuck.exit_code, scene.stuck)
+        lost = scene.lost()
+        if lost:
+            detail = f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} gone dark"
+            return self._give_up(scene, lost, detail)
+        if policy.suspicion(scene.pace, hang_s=self._settings.hang_s) == "convict" and self._settings.argv:
+            self._note("hang.convicted", overdue_s=round(scene.pace.overdue_s, 2), action="stop the trainers and restart")
+            verdict = policy.Verdict(cause=policy.Cause.HANG, fingerprint="hang", detail="no rank made progress; the trainers were stopped")
+            return self._end(scene, verdict)
+        if not scene.ends or (not scene.failed and scene.at_work):
+            return None
+        if scene.at_work and self._waited_s("end", scene) < _OTHER_ENDS_S:
+            return None
+        if scene.silent and scene.has_only_symptoms:
+            # Or no failure at all: whether the silent nodes are dark decides what it means.
+            if min(scene.seen[n].silent_s for n in scene.silent) < self._settings.dead_s:
+                return None
+            if scene.failed:
+                return self._give_up(scene, scene.silent, f"{', '.join(scene.silent)} silent, and the collectives of the others broke")
+        root = scene.root()
+        assert root.end is not None
+        verdict = policy.Verdict(
+            cause=policy.Cause(root.end.cause),
+            fingerprint=root.end.fingerprint,
+            detail=root.end.detail if len(scene.members) == 1 else f"{root.node}: {root.end.detail}",
+            exit_code=root.end.exit_code,
+            is_retryable=root.end.is_retryable,
+        )
+        return self._end(scene, verdict, root=root)
+
+    def _give_up(self, scene: Scene, lost: tuple[str, ...], detail: str) -> Directive:
+        silent_s = {n: round(min(scene.seen[n].silent_s, 1e6), 2) for n in lost}
+        self._note("peer.convicted", nodes=list(lost), silent_s=silent_s, has_restarted=[n for n in lost if scene.seen[n].has_restarted])
+        return self._end(scene, policy.Verdict(cause=policy.Cause.DARK, fingerprint="dark", detail=detail), lost=lost)
+
+    def _end(self, scene: Scene, verdict: policy.Verdict, *, lost: tuple[str, ...] = (), root: NodeView | None = None) -> Directive:
+        directive, around = scene.directive, scene.around
+        end = policy.LaunchEnd(status=0, output="", start_step=scene.start_step, last_step=scene.last_step)
+        action = policy.next_action(verdict, end, around.past, durable_step=scene.saved_step)
+        if scene.signal and action.action == "restart":
+            action = policy.NextAction(action="finish", reason=verdict.detail)
+        is_orderly = verdict.cause in ORDERLY
+        own = root.end if root is not None else None
+        self._note(
+            "launch.ended",
+            launch=directive.generation,
+            status=own.status if own is not None else None,
+            cause=verdict.cause.value,
+            fingerprint=verdict.fingerprint,
+            detail=verdict.detail,
+            members=list(scene.members) if len(scene.members) > 1 else None,
+            lost=list(lost) or None,
+            last_step=scene.last_step,
+            action=action.action,
+            reason=action.reason,
+            exit_code=action.exit_code,
+            pause_s=action.pause_s,
+            output=own.output if own is not None and not is_orderly else None,
+        )
+        incident = directive.incident
+        if incident is None and not is_orderly and scene.last_step >= 0:
+            incident = Incident(cause=verdict.cause.value, detail=verdict.detail, nodes=lost, last_step=scene.last_step, opened_at=around.now_at)
+            self._since["incident"] = around.now_s
+        elif incident is not None and lost:
+            incident = replace(incident, nodes=tuple(dict.fromkeys([*incident.nodes, *lost])))
+        outcome = Outcome(
+            cause=verdict.cause.value,
+            fingerprint=verdict.fingerprint,
+            detail=verdict.detail,
+            action=action.action,
+            reason=action.reason,
+            exit_code=action.exit_code,
+            pause_s=action.pause_s,
+            last_step=scene.last_step,
+            lost=lost,
+        )
+        return replace(directive, stage=Stage.OVER, is_suspect=False, incident=incident, outcome=outcome)
+
+    def _close_incident(self, scene: Scene) -> Directive:
+        """Every rank has made a step again: the incident is over."""
+        directive, incident = scene.directive, scene.directive.incident
+        here = [scene.living[n] for n in scene.members if n in scene.living]
+        if incident is None or len(here) < len(scene.members) or not all(v.has_stepped and v.generation >= directive.generation for v in here):
+            return directive
+        restored_step = max(v.restored_step for v in here)
+        began_s = self._since.pop("incident", None)
+        self._note(
+            "incident",
+            outcome="recovered",
+            cause=incident.cause,
+            detail=incident.detail,
+            nodes=list(incident.nodes),
+            opened_at=incident.opened_at,
+            last_step=incident.last_step,
+            restored_step=restored_step,
+            lost_steps=max(incident.last_step - restored_step, 0),
+            recovery_s=round(scene.around.now_s - began_s, 2) if began_s is not None else None,
+            members=list(scene.members),
+        )
+        return replace(directive, incident=None)
+
+    def _watch(self, scene: Scene, directive: Directive) -> Directive:
+        """What is suspicious stops nothing; memory is made durable."""
+        why = []
+        for node in scene.silent:
+            if node not in self._silent:
+                sight = scene.seen[node]
+                self._note("peer.suspected", node=node, silent_s=round(min(sight.silent_s, 1e6), 2), has_restarted=sight.has_restarted)
+                why.append(f"{node} is silent")
+        for node in sorted(self._silent & set(scene.living)):
+            self._note("peer.heard_again", node=node)
+        self._silent = set(scene.silent)
+        dead = {(n, rank) for n, v in scene.living.items() for rank in v.dead_ranks}
+        if dead - self._dead:
+            why.append(f"trainer of rank {', '.join(str(rank) for _, rank in sorted(dead, key=lambda d: d[1]))} died")
+        self._dead = dead
+        found = policy.suspicion(scene.pace, hang_s=self._settings.hang_s)
+        if found is None and directive.is_suspect:
+            self._note("hang.cleared", step=scene.last_step)
+            directive = replace(directive, is_suspect=False)
+        elif found is not None and not directive.is_suspect:
+            self._note("hang.suspected", overdue_s=round(scene.pace.overdue_s, 2), step_s_p99=round(scene.pace.step_s_p99, 4))
+            directive = replace(directive, is_suspect=True)
+            why.append("steps are overdue")
+        return self._flush(scene, directive, "; ".join(why)) if why else directive
+
+    def _stop(self, scene: Scene, directive: Directive) -> Directive:
+        """One more step of the agreement to stop; see `stop`."""
+        ranks = tuple(_as_rank(v) for v in scene.living.values() if v.ranks)
+        wish = self._stopper.advance(directive.stop, ranks, number=scene.signal, now_s=scene.around.now_s)
+        if wish.record is not None:
+            self._note("stop.decided", **wish.record)
+        if wish.state != directive.stop:
+            directive = replace(directive, stop=wish.state)
+        if wish.send == signal.SIGKILL and ranks and wish.record is not None:
+            directive = self._flush(scene, directive, "the grace time is over")
+        return directive
+
+    # -- saves -----------------------------------------------------------------------------------------------------
+
+    def _flush(self, scene: Scene, directive: Directive, reason: str) -> Directive:
+        """What is only in memory becomes durable, as far as it is whole without the dark nodes."""
+        if self._settings.config.recovery.resume == "roll-back":
+            self._note("flush.omitted", reason=f"{reason}; recovery.resume is roll-back")
+            return directive
+        number = max([int((directive.flush or {}).get("id", 0)), *(v.flushed for v in scene.living.values())]) + 1
+        flush: dict[str, Any] = {"id": number, "reason": reason}
+        if len(scene.members) > 1:
+            steps = saving.complete_steps(scene.living, scene.dark, scene.around.replica_nodes)
+            flush |= {"step": max(steps, default=-1), "dark": sorted(scene.dark)}
+        return replace(directive, flush=flush)
+
+    def _save(self, scene: Scene, directive: Directive) -> Directive:
+        around = scene.around
+        if around.attempt is None or not all(v.ranks and v.attempt == around.attempt for v in scene.living.values()):
+            return directive
+        durable_step = scene.durable_step
+        if len(scene.members) > 1:
+            directive = saving.confirm(directive, scene.members, scene.living, scene.around.is_covered)
+            durable_step = int(directive.confirmed["step"]) if directive.confirmed else -1
+            diverged = saving.divergence(scene.members, scene.living, durable_step)
+            if diverged is not None and f"{durable_step} {diverged[0]}" not in self._said:
+                self._said.add(f"{durable_step} {diverged[0]}")
+                self._note("replicas.diverged", step=durable_step, part=diverged[0], nodes=list(diverged[1]), ranks=[], tensors=[])
+            directive = saving.hear_refusal(directive, scene.living)
+            directive = self._take_over(scene, directive, durable_step)
+        return saving.announce(
+            directive,
+            scene.living,
+            durable_step=durable_step,
+            save_interval_steps=around.save_interval_steps,
+            restored_step=around.restored_step,
+            lead_s=_HEAR_S if len(scene.members) == 1 else _HEAR_FAR_S,
+            is_whole=not scene.dark and all(v.is_whole for v in scene.living.values()),
+        )
+
+    def _take_over(self, scene: Scene, directive: Directive, durable_step: int) -> Directive:
+        """The announced save is made without nodes that are silent, or hang in a dead mount."""
+        current = directive.announced
+        if current is None or current <= durable_step or not all(v.step >= current for v in scene.living.values()):
+            return directive
+        slow: set[str] = set()
+        if self._waited_s(f"save {current}", scene) > _SAVE_DEADLINE_S:
+            slow = {n for n, v in scene.living.items() if not any(s.step == current and s.dark == directive.dark for s in v.sealed)}
+        dark = {*scene.dark, *slow, *directive.dark}
+        if dark == set(directive.dark):
+            return directive
+        writers = {n: v for n, v in scene.living.items() if n not in dark}
+        if current not in saving.complete_steps(writers, dark, scene.around.replica_nodes):
+            return directive  # with what they have it would not be whole; the others may yet be heard
+        self._note("save.taken_over", step=current, dark=sorted(dark))
+        return replace(directive, announcement=directive.announcement + 1, dark=tuple(sorted(dark)))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _conclude(self, scene: Scene) -> Directive:
+        """When nobody is left and memory is durable (or it has taken too long): call again, or finish."""
+        directive, outcome = scene.directive, scene.directive.outcome
+        assert outcome is not None
+        if scene.stuck is not None:
+            return self._finish(scene, JobStuck.exit_code, scene.stuck)
+        # A node may have fallen silent a moment ago and still be at its flush.
+        is_unsure = any(n not in outcome.lost and scene.seen[n].silent_s < self._settings.dead_s for n in scene.silent)
+        if is_unsure or scene.at_work:
+            return directive
+        ranks = {n: v for n, v in scene.living.items() if v.ranks and v.attempt is not None}
+        if ranks and (outcome.cause not in ORDERLY or any(v.is_unsaved for v in ranks.values())):
+            flush = directive.flush or {}
+            if flush.get("of") != f"{directive.room} {directive.generation}":
+                asked = self._flush(scene, directive, f"launch {directive.generation} ended: {outcome.cause}")
+                if asked.flush is not directive.flush:
+                    return replace(asked, flush={**(asked.flush or {}), "of": f"{directive.room} {directive.generation}"})
+            elif any(v.flushed < int(flush["id"]) for v in ranks.values()) and self._waited_s("over", scene) < _FLUSH_WAIT_S:
+                return directive
+        # A save in progress is waited for as long as it takes: cut short it would be thrown away.
+        if any(v.is_saving for v in scene.living.values()):
+            return directive
+        if len(scene.members) > 1:
+            confirmed = saving.confirm(directive, scene.members, scene.living, scene.around.is_covered)
+            if confirmed is not directive:
+                return confirmed  # said to all before the launch is forgotten
+            if self._waited_s("told", scene) < 2 * _HEAR_S:
+                return directive
+        if outcome.action == "restart" and not scene.signal:
+            return replace(directive, stage=Stage.CALLING, reason=outcome.reason)
+        code, text = self._last_words(scene, outcome)
+        return self._finish(scene, code, text)
+
+    def _last_words(self, scene: Scene, outcome: Outcome) -> tuple[int, str]:
+        saved = f"step {scene.saved_step} is durable" if scene.saved_step >= 0 else "nothing was saved"
+        if scene.signal and outcome.cause != policy.Cause.FINISHED.value:
+            name = signal.Signals(scene.signal).name
+            if scene.signal == signal.SIGINT:
+                return 130, f"stopped by {name}; {saved}"
+            if scene.saved_step >= 0:
+                return 20, f"stopped by {name}; {saved}; run the same command to go on"
+            return 128 + scene.signal, f"stopped by {name}; {saved}"
+        if outcome.exit_code:
+            return outcome.exit_code, f"{outcome.reason}; {saved}"
+        if not self._settings.argv:
+            return 0, ""
+        if not any(v.ranks for v in scene.known):
+            return 0, "the command ended with 0 but made no ridethrough.Checkpointer: nothing of it was protected"
+        return 0, f"finished; {saved}"
+
+    def _finish(self, scene: Scene, code: int, text: str) -> Directive:
+        incident = scene.directive.incident
+        if incident is not None:
+            self._note(
+                "incident",
+                outcome="handed to a person" if code else "ended with the run",
+                cause=incident.cause,
+                detail=incident.detail,
+                nodes=list(incident.nodes),
+                opened_at=incident.opened_at,
+                last_step=incident.last_step,
+            )
+        return replace(scene.directive, stage=Stage.FINISHED, code=code, text=text, incident=None)
+
+
+def _as_rank(view: NodeView) -> RankState:
+    """A node's ranks as one, for the agreement to stop."""
+    return RankState(
+        rank=0,
+        pid=0,
+        process_started=0,
+        world_size=0,
+        run_dir="",
+        phase=RankPhase.TRAINING if view.is_at_work else RankPhase.STARTING,
+        step=view.step,
+        step_s_p99=view.step_s_p99,
+        stop_seen=view.stop_seen,
+        stop_was_late=view.stop_was_late,
+    )

@@ -1,0 +1,180 @@
+"""This node as its supervisor sees it: boards in memory and the keeper's answers, made into a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridethrough.seam import process
+from ridethrough.seam.clock import Clock
+from ridethrough.snapshot import link as names
+from ridethrough.snapshot.board import Board
+from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.plan import Plan
+from ridethrough.snapshot.ranks import RankPhase, RankState, decode_rank
+from ridethrough.supervisor import policy, view
+from ridethrough.supervisor.relay import Relay
+from ridethrough.supervisor.view import End, NodePhase, NodeView, Refused, Sealed
+
+_UNKILLABLE_S = 60.0
+_OVER = (RankPhase.DONE, RankPhase.STOPPED, RankPhase.FAILED)
+
+
+class Observer:
+    """Reads what is in memory; owns nothing that a successor would miss.
+
+    Args:
+        clock: The clock.
+        link: To the keeper.
+        node: This node.
+        is_library: There is no command of ours: the trainers are the launch.
+    """
+
+    def __init__(self, clock: Clock, link: KeeperLink, node: str, *, is_library: bool) -> None:
+        self._clock = clock
+        self._link = link
+        self._node = node
+        self._is_library = is_library
+        self._persist = link.board(names.PERSIST)
+        self._relay = Relay(link)
+        self._boards: dict[str, Board] = {}
+        self._courier: Board | None = None
+        self._end: End | None = None
+        self._followed_s = clock.monotonic_s()
+        self.launch = 0
+        self.plan: Plan | None = None
+        self.ranks: tuple[RankState, ...] = ()
+
+    def follow(self, launch: int) -> None:
+        """This launch is watched from now on."""
+        for board in self._boards.values():
+            board.close()
+        self._boards.clear()
+        self.plan, self.ranks, self._end = None, (), None
+        self.launch = launch
+        self._followed_s = self._clock.monotonic_s()
+        self._relay.follow(launch)
+
+    def look(self) -> None:
+        """`ranks` and `plan` are as they stand on the boards."""
+        for name, size in self._link.names().items():
+            if name.startswith(f"{self.launch}/rank/") and name not in self._boards:
+                self._boards[name] = self._link.board(name, size)
+            elif name == names.plan_board(self.launch) and self.plan is None:
+                board = self._link.board(name, size)
+                value = board.read()
+                board.close()
+                self.plan = Plan.from_board(value) if value else None
+            elif name == names.COURIER and self._courier is None:
+                self._courier = self._link.board(name, size)
+        states = [decode_rank(board.read()) for board in self._boards.values()]
+        self.ranks = tuple(sorted((s for s in states if s is not None), key=lambda s: s.rank))
+
+    def saved_step(self) -> int:
+        """The newest durable step of this keeper's life, -1 if none."""
+        return int((self._persist.read().get("durable") or {}).get("step", -1))
+
+    def dead_ranks(self) -> list[int]:
+        """Ranks whose process is gone although they were not done."""
+        return [r.rank for r in self.ranks if r.phase not in _OVER and not process.is_alive(r.pid, r.process_started)]
+
+    def view(self, look: dict[str, Any], *, generation: int, is_stopping: bool, readiness: tuple[bool, tuple[str, ...]]) -> NodeView:
+        """What this node says of itself now."""
+        now_s = self._clock.monotonic_s()
+        phase, stuck = self._phase(look, now_s)
+        fields = view.of_ranks(self.ranks, local_world=len(self.plan.local_ranks) if self.plan else None, now_s=now_s)
+        if not fields and phase is NodePhase.RUNNING:
+            fields["since_step_s"] = now_s - self._followed_s  # a rendezvous that nobody comes to is no progress
+        if self._is_library and any(r.phase not in (RankPhase.DONE, RankPhase.STOPPED) for r in self.ranks):
+            fields["is_unsaved"] = True  # nobody tells us how a trainer ended; it was not done
+        return NodeView(
+            node=self._node,
+            up_s=float(look["up_s"]),
+            phase=phase,
+            generation=generation,
+            attempt=self.plan.attempt.label if self.plan else None,
+            is_ready=readiness[0],
+            missing=readiness[1],
+            signal=int(look["signals"][0]) if look["signals"] else 0,
+            stuck=stuck,
+            end=self._judge(look, is_stopping=is_stopping) if phase is NodePhase.ENDED else None,
+            dead_ranks=tuple(self.dead_ranks()),
+            replicas=self._replicas(),
+            **fields,
+            **self._saves(now_s),
+        )
+
+    def _phase(self, look: dict[str, Any], now_s: float) -> tuple[NodePhase, str]:
+        if self._is_library:
+            is_over = bool(self.ranks) and all(not process.is_alive(r.pid, r.process_started) for r in self.ranks)
+            return (NodePhase.ENDED if is_over else NodePhase.RUNNING), ""
+        if not self.launch:
+            return NodePhase.WAITING, ""
+        if look["status"] is None:
+            return NodePhase.RUNNING, ""
+        if not look["workers"]:
+            return NodePhase.ENDED, ""
+        is_stuck = now_s - float(look["ended_s"]) > _UNKILLABLE_S
+        why = f"{look['workers']} processes of launch {self.launch} cannot be killed (stuck in a driver or a dead mount)"
+        return NodePhase.RUNNING, why if is_stuck else ""
+
+    def _judge(self, look: dict[str, Any], *, is_stopping: bool) -> End:
+        """How the command has ended here; judged once, for waiting for the rest of its output takes time."""
+        if self._end is None:
+            output = "" if self._is_library else self._relay.tail()
+            facts = policy.LaunchEnd(
+                status=0 if self._is_library else int(look["status"]),
+                output=output,
+                start_step=max((r.restored_step for r in self.ranks), default=-1),
+                last_step=max((r.step for r in self.ranks), default=-1),
+                failures=tuple(r.failure for r in self.ranks if r.failure is not None),
+                is_stopped=bool(self.ranks) and is_stopping and all(r.phase is RankPhase.STOPPED for r in self.ranks),
+            )
+            verdict = policy.classify(facts)
+            self._end = End(
+                status=facts.status,
+                cause=verdict.cause.value,
+                fingerprint=verdict.fingerprint[:200],
+                detail=verdict.detail[:300],
+                exit_code=verdict.exit_code,
+                is_retryable=verdict.is_retryable,
+                output=output[-1500:] if verdict.cause not in (policy.Cause.FINISHED, policy.Cause.STOPPED) else "",
+            )
+        return self._end
+
+    def _saves(self, now_s: float) -> dict[str, Any]:
+        answer = self._persist.read()
+        durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
+        is_ours = failed.get("launch") == self.launch
+        return {
+            "sealed": tuple(
+                Sealed(step=int(s["step"]), dark=tuple(s["dark"]), is_verified=bool(s["is_verified"]), digests=s["digests"])
+                for s in answer.get("sealed", ())
+                if s["launch"] == self.launch
+            ),
+            "refused": Refused(
+                number=int(failed.get("number", 0)),
+                step=int(failed["step"]),
+                code=str(failed.get("code", "")),
+                message=str(failed.get("message", ""))[:300],
+                age_s=now_s - float(failed["at_s"]),
+            )
+            if is_ours
+            else None,
+            "durable_step": int(durable["step"]) if durable.get("launch") == self.launch else -1,
+            "saved_step": int(durable.get("step", -1)),
+            "is_saving": bool(answer.get("busy")),
+            "flushed": int(answer.get("flushed", 0)),
+        }
+
+    def _replicas(self) -> dict[str, tuple[int, ...]]:
+        """By node: steps of which every private part is here."""
+        if self._courier is None or self.plan is None or len(self.plan.nodes) == 1:
+            return {}
+        held = self._courier.read().get("held") or {}
+        found: dict[str, tuple[int, ...]] = {}
+        for node in self.plan.nodes:
+            ranks = [rank for rank, owner in enumerate(self.plan.roster.nodes) if owner == node]
+            steps = [set(held.get(str(rank), ())) for rank in ranks]
+            if node != self._node and all(steps):
+                found[node] = tuple(sorted(set.intersection(*steps)))
+        return found

@@ -1,0 +1,164 @@
+"""Which step is to become durable, and when it is. Pure: decided by the lead from what every node says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from ridethrough.snapshot.plan import first_save
+from ridethrough.supervisor import policy
+from ridethrough.supervisor.directive import Directive
+from ridethrough.supervisor.view import NodeView, Sealed
+
+ReplicaNodes = Callable[[str], tuple[str, ...]]
+"""The nodes that hold the private parts of a node."""
+IsCovered = Callable[[Collection[str]], bool]
+"""Every part has a node to write it while those nodes are dark."""
+
+
+def complete_steps(living: Mapping[str, NodeView], dark: Collection[str], replica_nodes: ReplicaNodes) -> set[int]:
+    """Steps of which the memory of the living nodes has every part, those of the dark nodes as replicas."""
+    if not living:
+        return set()
+    found = set.intersection(*(set(view.posted) for view in living.values()))
+    for owner in dark:
+        held: set[int] = set()
+        for holder in replica_nodes(owner):
+            if holder in living:
+                held |= set(living[holder].replicas.get(owner, ()))
+        found &= held
+    return found
+
+
+def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[str]], replica_nodes: ReplicaNodes) -> int:
+    """The newest step that memory would still have whole after losing any one of these groups of nodes; -1 if none.
+
+    A lower bound: a step is counted only if all living nodes have it, though the lost ones need not.
+    """
+    if not living:
+        return -1
+    common = set.intersection(*(set(view.posted) for view in living.values()))
+    worst: int | None = None
+    for group in groups:
+        gone = set(group)
+        left = set(common) if gone < set(living) else set()
+        for owner in gone:
+            held: set[int] = set()
+            for holder in replica_nodes(owner):
+                if holder in living and holder not in gone:
+                    held |= set(living[holder].replicas.get(owner, ()))
+            left &= held
+        step = max(left, default=-1)
+        worst = step if worst is None else min(worst, step)
+    return -1 if worst is None else worst
+
+
+def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_covered: IsCovered) -> tuple[int, bool] | None:
+    """The newest step whose every part is sealed, and whether all were read back; None if there is none.
+
+    A save was made for one set of dark nodes: only nodes that mean the same set add up to a whole, and only if
+    every part of the dark ones was somebody's to write.
+    """
+    best: tuple[int, bool] | None = None
+    entries = {(s.step, s.dark) for view in views.values() for s in view.sealed}
+    for step, dark in entries:
+        writers = [node for node in members if node not in dark]
+        found = [_entry(views[node], step, dark) if node in views else None for node in writers]
+        is_whole = bool(writers) and all(entry is not None for entry in found) and is_covered(dark)
+        if is_whole and (best is None or step >= best[0]):
+            is_verified = all(entry.is_verified for entry in found if entry is not None)
+            best = (step, is_verified or (best is not None and best == (step, True)))
+    return best
+
+
+def _entry(view: NodeView, step: int, dark: tuple[str, ...]) -> Sealed | None:
+    return next((s for s in view.sealed if s.step == step and s.dark == dark), None)
+
+
+def divergence(members: Collection[str], views: Mapping[str, NodeView], step: int) -> tuple[str, tuple[str, ...]] | None:
+    """A part that nodes hold differently at a step, and those nodes: silent divergence."""
+    by_part: dict[str, dict[str, str]] = {}
+    for node in members:
+        for entry in views[node].sealed if node in views else ():
+            if entry.step == step:
+                for part, digest in entry.digests.items():
+                    by_part.setdefault(part, {})[node] = digest
+    for part, digests in by_part.items():
+        if len(set(digests.values())) > 1:
+            return part, tuple(digests)
+    return None
+
+
+def announce(
+    directive: Directive,
+    living: Mapping[str, NodeView],
+    *,
+    durable_step: int,
+    save_interval_steps: int,
+    restored_step: int,
+    lead_s: float,
+    is_whole: bool,
+) -> Directive:
+    """The next save is announced when the previous one is confirmed or has failed; what every rank waits for, at once.
+
+    Args:
+        directive: The present word.
+        living: Views of the nodes that make saves.
+        durable_step: The newest durable step of this attempt, -1 if none.
+        save_interval_steps: Steps between saves.
+        restored_step: Where the attempt started.
+        lead_s: How long it takes until every rank has heard.
+        is_whole: No node of the launch is missing.
+    """
+    current = directive.announced
+    if current is None:
+        current = first_save(restored_step, save_interval_steps)
+    refusals = [v.refused for v in living.values() if v.refused is not None and v.refused.number >= directive.announcement]
+    refused = next((r for r in refusals if r.step >= current), None)
+    wanted = {v.wanted for v in living.values()}
+    if is_whole and len(wanted) == 1 and None not in wanted:
+        target = wanted.pop()
+        assert target is not None
+        asked_s = min(v.wanted_age_s for v in living.values())
+        # A step that was refused before it was asked for (again) is announced anew.
+        is_retry = refused is not None and refused.step == target and asked_s < refused.age_s
+        if target > durable_step and (current != target or is_retry):
+            return _say(directive, target)
+        return directive
+    if durable_step >= current or refused is not None:
+        newest = max(v.step for v in living.values())
+        step_s = max(v.step_s_p99 for v in living.values())
+        return _say(
+            directive,
+            policy.next_announcement(interval_steps=save_interval_steps, newest_step=newest, previous=current, step_s=step_s, lead_s=lead_s),
+        )
+    return directive
+
+
+def _say(directive: Directive, step: int) -> Directive:
+    return replace(directive, announced=step, announcement=directive.announcement + 1, dark=())
+
+
+def confirm(directive: Directive, members: Collection[str], living: Mapping[str, NodeView], is_covered: IsCovered) -> Directive:
+    """The newest whole save is confirmed; from here on it is durable, and verified once all was read back."""
+    found = sealed_by_all(members, living, is_covered)
+    before = directive.confirmed
+    if found is None or (before is not None and (found[0] < before["step"] or found == (before["step"], before["is_verified"]))):
+        return directive
+    return replace(directive, confirmed={"step": found[0], "is_verified": found[1]})
+
+
+def hear_refusal(directive: Directive, living: Mapping[str, NodeView]) -> Directive:
+    """One node's failure is everybody's: a save with a part missing does not count."""
+    for node, view in living.items():
+        refused = view.refused
+        if refused is None or refused.number < directive.announcement:
+            continue
+        before = directive.refused
+        if before is not None and (before["number"], before["step"]) == (refused.number, refused.step):
+            return directive  # and others only repeat it
+        if directive.confirmed is not None and directive.confirmed["step"] == refused.step:
+            directive = replace(directive, confirmed=None)
+        said = {"number": refused.number, "step": refused.step, "code": refused.code, "message": f"{node}: {refused.message}"}
+        return replace(directive, refused=said)
+    return directive
