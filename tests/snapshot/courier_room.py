@@ -69,6 +69,7 @@ class Memory:
     def __init__(self, link: Any) -> None:
         self.link = link
         self._control = link.board(links.CONTROL)
+        self._control.write({"launch": 0, "peer_port": 1})
         self._answer = link.board(links.COURIER)
         self._slots: dict[str, Slot] = {}
         self._turn: dict[int, Any] = {}
@@ -79,7 +80,7 @@ class Memory:
         """A launch, and what its start agreement has decided if it is over."""
         self.close_slots()
         self.launch = launch
-        self._control.write({"launch": launch})
+        self._control.write({"launch": launch, "peer_port": 1})
         self.plan = plan
         if plan is not None:
             board = self.link.board(links.plan_board(launch), links.PLAN_BYTES)

@@ -211,7 +211,8 @@ class SimPersister:
         self._node, self._room = node, room
         self._board = node.keeper.board(links.PERSIST)
         self._control = node.keeper.board(links.CONTROL)
-        self._done = -1
+        self._done: tuple[int, int, frozenset[str]] | None = None
+        self._ready_s: float | None = None
         self._save: _Save | None = None
         self._refusal: dict[str, Any] | None = None
         self.says: dict[str, Any] = {
@@ -234,7 +235,7 @@ class SimPersister:
         control = self._control.read()
         launch = int(control.get("launch", 0))
         if launch != self.says["launch"]:
-            self._done = -1
+            self._done, self._ready_s = None, None
             self.says |= {"launch": launch, "taken": -1}
             self._publish()
         plan = self._node.plan
@@ -249,15 +250,18 @@ class SimPersister:
         announced = control.get("announced")
         if announced is None:
             announced = first_save(plan.restored_step, plan.save_interval_steps)
-        announced, number = int(announced), int(control.get("announcement", 0))
+        announced, number, dark = int(announced), int(control.get("announcement", 0)), frozenset(control.get("dark", ()))
         durable = self.says["durable"]
-        if number <= self._done or (durable and durable["launch"] == launch and durable["step"] >= announced):
+        if (number, announced, dark) == self._done or (durable and durable["launch"] == launch and durable["step"] >= announced):
             return
         if announced in worker.posted:
-            self._done = number
-            self._begin(announced, frozenset(control.get("dark", ())), flush=0)
+            self._ready_s = self._ready_s or now_s
+            if self._parts(plan, announced, dark) is None and now_s - self._ready_s < 2.0:
+                return
+            self._done, self._ready_s = (number, announced, dark), None
+            self._begin(announced, dark, flush=0)
         elif max(worker.posted, default=-1) > announced:
-            self._done = number
+            self._done = (number, announced, dark)
             self._fail(announced, "a rank had already passed this step when the save was announced")
 
     def _hear(self, control: dict[str, Any], plan: Plan) -> None:
@@ -283,7 +287,7 @@ class SimPersister:
             "taken": max(self.says["taken"], step),
             "failed": {
                 "launch": self.says["launch"],
-                "number": max(self._done, 0),
+                "number": self._done[0] if self._done else 0,
                 "step": step,
                 "code": code,
                 "message": message,
@@ -393,7 +397,7 @@ class Node:
             steps.append(step)
             steps.sort()
             del steps[:-SLOTS_PER_RANK]
-        self.keeper.board(links.COURIER).write({"port": 1, "held": {str(r): s for r, s in self.held.items()}})
+        self.keeper.board(links.COURIER).write({"launch": launch, "port": 1, "held": {str(r): s for r, s in self.held.items()}})
 
     def forget_replicas(self, launch: int) -> None:
         """Those of an earlier launch are gone."""

@@ -16,6 +16,7 @@ import pytest
 import world_child
 from world_child import EPOCHS, SAMPLES
 
+from ridethrough.format.seal import decode
 from ridethrough.testing import flip_bit
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -181,6 +182,18 @@ def test_a_new_rank_draws_numbers_of_its_own(tmp_path: Path) -> None:
     told = steps(world.start("ab", until=3))
     assert told[3, 0]["rng"] != told[3, 1]["rng"]
     assert told[3, 0]["common"] == told[3, 1]["common"]
+
+
+def test_ranks_that_were_at_different_places_of_the_epoch_do_not_change_their_number(tmp_path: Path) -> None:
+    """Only the seals tell where a rank was that is no more."""
+    world = World(tmp_path, is_shared=True)
+    world.start("ab", until=2, save=(2,))
+    [path] = world.run_dir("a").glob("step-*/rank-00001~*.seal")
+    seal = decode(path.read_bytes(), path="seal")
+    seal.tree["objects"]["data"]["batches"] += 1
+    path.write_bytes(seal.encode())
+    [told] = world.start("a", code=22)
+    assert "the ranks were at different places of the epoch" in told["message"]
 
 
 def test_ranks_with_models_of_their_own_do_not_change_their_number(tmp_path: Path) -> None:

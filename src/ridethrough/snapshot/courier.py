@@ -48,6 +48,7 @@ class Courier:
         self._link = link
         self._control = link.board(names.CONTROL)
         self._control_generation = -1
+        self._is_wanted = False
         self._board = link.board(names.COURIER)
         before = self._board.read()
         # The other nodes know the port from the start agreement: a successor must be found there.
@@ -120,7 +121,9 @@ class Courier:
         generation = self._control.generation
         if generation != self._control_generation:
             self._control_generation = generation
-            launch = int(self._control.read().get("launch", 0))
+            control = self._control.read()
+            self._is_wanted = bool(control.get("peer_port"))
+            launch = int(control.get("launch", 0))
             if launch != self._launch:
                 self._change_launch(launch)
         if now_s >= self._names_at_s:
@@ -198,8 +201,9 @@ class Courier:
     # -- listening -------------------------------------------------------------------------------------------------
 
     def _listen(self, now_s: float) -> None:
-        is_alone = self._plan is not None and not self._has_peers
-        if self._server is not None or is_alone or now_s < self._listen_at_s:
+        # On a node that is alone nobody listens: the supervisor opens its port when a rank has found other nodes.
+        is_wanted = self._has_peers if self._plan is not None else self._is_wanted
+        if self._server is not None or not is_wanted or now_s < self._listen_at_s:
             return
         try:
             self._server = tcp.listen(self._port or self._known_port, self._interface)

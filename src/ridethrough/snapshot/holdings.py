@@ -64,6 +64,13 @@ class Holdings:
             pinned[rank] = held
         return pinned
 
+    def has_replicas(self, step: int, ranks: Iterable[int]) -> bool:
+        """Snapshots of all those ranks of other nodes are here at this step."""
+        pinned = self.pin_replicas(step, ranks)
+        for slot in pinned.values():
+            slot.close()
+        return pinned.keys() >= set(ranks)
+
     def pin_replicas(self, step: int, ranks: Iterable[int]) -> dict[int, Slot]:
         """Slots of those ranks of other nodes, as far as they are here at this step; pinned until closed by the caller."""
         prefix, wanted = f"{self._launch}/replica/", set(ranks)

@@ -39,6 +39,8 @@ _BUSY_S = 0.002
 _PENDING_EVENTS = 1000
 _CRASHES_PER_SAVE = 2
 _SEALED_KEPT = 4
+_REPLICAS_WAIT_S = 2.0
+"""Longer than a part of 256 KiB takes; a slot is kept meanwhile, of four."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,10 @@ class Persister:
         self._journal: Journal | None = None
         self._writer: RunWriter | None = None
         self._pending: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_PENDING_EVENTS)
-        self._done_announcement = -1
+        self._done: tuple[int, int, frozenset[str]] | None = None
+        """The announcement that was acted upon last: number, step, dark nodes."""
+        self._ready_s: float | None = None
+        """Since when a save only waits for replicas."""
         self._sealed_parts: dict[str, set[str]] = {}
         self._refusal_heard: dict[str, Any] | None = None
         self._publish()
@@ -131,18 +136,33 @@ class Persister:
         announced = control.get("announced")
         if announced is None:
             announced = first_save(self._plan.restored_step, self._plan.save_interval_steps)
-        announced, number = int(announced), int(control.get("announcement", 0))
+        announced, number, dark = int(announced), int(control.get("announcement", 0)), frozenset(control.get("dark", ()))
         durable = self._answer.durable
-        if number <= self._done_announcement or (durable and durable["launch"] == launch and durable["step"] >= announced):
+        # Whatever its number: after a partition the word that wins may have counted less far than the one we had heard.
+        if (number, announced, dark) == self._done or (durable and durable["launch"] == launch and durable["step"] >= announced):
             return False
         state = self._holdings.state_at(announced, self._plan.local_ranks)
         if state == "missed":
-            self._done_announcement = number
+            self._done = (number, announced, dark)
             self._fail(announced, SaveFailed.code, "a rank had already passed this step when the save was announced")
-        elif state == "ready":
-            self._done_announcement = number
-            self._save(announced, frozenset(control.get("dark", ())))
+        elif state == "ready" and not self._awaits_replicas(announced, dark):
+            self._done = (number, announced, dark)
+            self._save(announced, dark)
         return True
+
+    def _awaits_replicas(self, step: int, dark: frozenset[str]) -> bool:
+        """What we are to write for the dark nodes may still be on its way; for a moment that is worth waiting for."""
+        assert self._plan is not None
+        wanted = {rank for rank in self._foreign_ranks(dark) if self._plan.roster.nodes[rank] in dark} if dark else set()
+        if not wanted or self._holdings.has_replicas(step, wanted):
+            self._ready_s = None
+            return False
+        now_s = self._clock.monotonic_s()
+        self._ready_s = self._ready_s if self._ready_s is not None else now_s
+        if now_s - self._ready_s <= _REPLICAS_WAIT_S:
+            return True
+        self._ready_s = None
+        return False
 
     def _hear(self, control: dict[str, Any]) -> None:
         """What the lead of several nodes says of saves that are on more than one of them."""
@@ -175,7 +195,7 @@ class Persister:
         self._holdings.change_launch(launch)
         self._plan = None
         self._plan_board = None
-        self._done_announcement = -1
+        self._done, self._ready_s = None, None
         self._answer.launch = launch
         self._answer.taken = -1
         self._publish()
@@ -242,7 +262,7 @@ class Persister:
         self._answer.failures_in_a_row += 1
         self._answer.failed = {
             "launch": self._answer.launch,
-            "number": max(self._done_announcement, 0),
+            "number": self._done[0] if self._done is not None else 0,
             "step": step,
             "code": code,
             "message": message,
@@ -288,8 +308,8 @@ class Persister:
     def _foreign_ranks(self, dark: frozenset[str]) -> set[int]:
         """Ranks of other nodes whose private part is ours to write."""
         assert self._plan is not None
-        holders = {p.name: p.holders for p in self._plan.roster.parts}
-        return {holders[name][0] for name in self._plan.parts_to_write(dark)} - set(self._plan.local_ranks)
+        holders = {p.name: p.holders for p in self._plan.roster.parts if len(p.holders) == 1}
+        return {holders[name][0] for name in self._plan.parts_to_write(dark) if name in holders} - set(self._plan.local_ranks)
 
     def _part_saves(self, step: int, contents: dict[int, Content], dark: frozenset[str]) -> list[PartSave]:
         """The parts this node is to write, each as its first holder here has it; without those already sealed by us."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ _OTHER_ENDS_S = 4.0
 _SAVE_DEADLINE_S = 120.0
 """A node that takes longer than this for a save has a dead mount: others write its parts."""
 _FLUSH_WAIT_S = 120.0
+_NAMED = 4
+_REASON_CHARS = 300
 _NOTHING_SAVED: dict[str, Any] = {
     "announced": None,
     "announcement": 0,
@@ -57,6 +59,8 @@ class Lead:
         self._said: set[str] = set()
         self._silent: set[str] = set()
         self._dead: set[tuple[str, int]] = set()
+        self._slow: dict[str, int] = {}
+        """Nodes that hang in a dead mount, and since which save."""
         self.events: list[Event] = []
 
     def _note(self, kind: str, **data: Any) -> None:
@@ -119,7 +123,7 @@ class Lead:
             generation=max([directive.generation, *(s.view.generation for s in scene.sights.values() if s.view is not None)]) + 1,
             called_s=scene.around.now_s,
             members=call.members,
-            reason=f"{reason}; {call.reason}" if call.is_shrunk else reason,
+            reason=f"{reason}; {call.reason}"[:_REASON_CHARS] if call.is_shrunk else reason,
             **_NOTHING_SAVED,
         )
 
@@ -143,7 +147,7 @@ class Lead:
             return self._finish(scene, JobStuck.exit_code, scene.stuck)
         lost = scene.lost()
         if lost:
-            detail = f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} gone dark"
+            detail = f"{_listed(lost)} {'has' if len(lost) == 1 else 'have'} gone dark"
             return self._give_up(scene, lost, detail)
         if policy.suspicion(scene.pace, hang_s=self._settings.hang_s) == "convict" and self._settings.argv:
             self._note("hang.convicted", overdue_s=round(scene.pace.overdue_s, 2), action="stop the trainers and restart")
@@ -158,7 +162,7 @@ class Lead:
             if min(scene.seen[n].silent_s for n in scene.silent) < self._settings.dead_s:
                 return None
             if scene.failed:
-                return self._give_up(scene, scene.silent, f"{', '.join(scene.silent)} silent, and the collectives of the others broke")
+                return self._give_up(scene, scene.silent, f"{_listed(scene.silent)} silent, and the collectives of the others broke")
         root = scene.root()
         assert root.end is not None
         verdict = policy.Verdict(
@@ -244,11 +248,12 @@ class Lead:
     def _watch(self, scene: Scene, directive: Directive) -> Directive:
         """What is suspicious stops nothing; memory is made durable."""
         why = []
-        for node in scene.silent:
-            if node not in self._silent:
-                sight = scene.seen[node]
-                self._note("peer.suspected", node=node, silent_s=round(min(sight.silent_s, 1e6), 2), has_restarted=sight.has_restarted)
-                why.append(f"{node} is silent")
+        fresh = [node for node in scene.silent if node not in self._silent]
+        for node in fresh:
+            sight = scene.seen[node]
+            self._note("peer.suspected", node=node, silent_s=round(min(sight.silent_s, 1e6), 2), has_restarted=sight.has_restarted)
+        if fresh:
+            why.append(f"{_listed(fresh)} silent")
         for node in sorted(self._silent & set(scene.living)):
             self._note("peer.heard_again", node=node)
         self._silent = set(scene.silent)
@@ -268,7 +273,9 @@ class Lead:
 
     def _stop(self, scene: Scene, directive: Directive) -> Directive:
         """One more step of the agreement to stop; see `stop`."""
-        ranks = tuple(_as_rank(v) for v in scene.living.values() if v.ranks)
+        # A silent node counts as one that has not seen the proposal: all stop at one step, or none does.
+        views = {n: s.view for n, s in scene.seen.items() if s.view is not None and s.view.ranks and not s.has_restarted}
+        ranks = tuple(_as_rank(v, is_heard=n in scene.living) for n, v in views.items())
         wish = self._stopper.advance(directive.stop, ranks, number=scene.signal, now_s=scene.around.now_s)
         if wish.record is not None:
             self._note("stop.decided", **wish.record)
@@ -306,6 +313,7 @@ class Lead:
                 self._note("replicas.diverged", step=durable_step, part=diverged[0], nodes=list(diverged[1]), ranks=[], tensors=[])
             directive = saving.hear_refusal(directive, scene.living)
             directive = self._take_over(scene, directive, durable_step)
+        dark = tuple(sorted(self._absent(scene))) if len(scene.members) > 1 else ()
         return saving.announce(
             directive,
             scene.living,
@@ -314,24 +322,32 @@ class Lead:
             restored_step=around.restored_step,
             lead_s=_HEAR_S if len(scene.members) == 1 else _HEAR_FAR_S,
             is_whole=not scene.dark and all(v.is_whole for v in scene.living.values()),
+            dark=dark if around.is_covered(dark) else (),
         )
 
     def _take_over(self, scene: Scene, directive: Directive, durable_step: int) -> Directive:
-        """The announced save is made without nodes that are silent, or hang in a dead mount."""
-        current = directive.announced
-        if current is None or current <= durable_step or not all(v.step >= current for v in scene.living.values()):
+        """The announced save is made without nodes that have fallen silent since, or hang in a dead mount."""
+        around, living = scene.around, scene.living
+        current = saving.announced_step(directive, restored_step=around.restored_step, save_interval_steps=around.save_interval_steps)
+        self._slow = {n: step for n, step in self._slow.items() if n in living and not saving.has_answered(living[n], step)}
+        if current <= durable_step or saving.is_refused(directive, current) or not all(v.step >= current for v in living.values()):
             return directive
-        slow: set[str] = set()
         if self._waited_s(f"save {current}", scene) > _SAVE_DEADLINE_S:
-            slow = {n for n, v in scene.living.items() if not any(s.step == current and s.dark == directive.dark for s in v.sealed)}
-        dark = {*scene.dark, *slow, *directive.dark}
-        if dark == set(directive.dark):
-            return directive
-        writers = {n: v for n, v in scene.living.items() if n not in dark}
-        if current not in saving.complete_steps(writers, dark, scene.around.replica_nodes):
-            return directive  # with what they have it would not be whole; the others may yet be heard
-        self._note("save.taken_over", step=current, dark=sorted(dark))
-        return replace(directive, announcement=directive.announcement + 1, dark=tuple(sorted(dark)))
+            self._slow |= {n: current for n, v in living.items() if not saving.has_answered(v, current)}
+        dark = {*self._absent(scene), *directive.dark}
+        if dark == set(directive.dark) or not around.is_covered(dark):
+            return directive  # without what they have it would never be whole; the others may yet be heard
+        writers = {n: v for n, v in living.items() if n not in dark}
+        if current in saving.complete_steps(writers, dark, around.replica_nodes):
+            self._note("save.taken_over", step=current, dark=sorted(dark))
+            return replace(directive, announced=current, announcement=directive.announcement + 1, dark=tuple(sorted(dark)))
+        if any(v.posted and current not in v.posted and v.posted[-1] > current for v in writers.values()):
+            return saving.refuse(directive, current, f"{_listed(sorted(dark))} did not seal their parts in time, and memory no longer has the step")
+        return directive
+
+    def _absent(self, scene: Scene) -> set[str]:
+        """Members without whom the next save is made: silent, or at an old one for minutes."""
+        return {*scene.dark, *self._slow}
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -400,7 +416,12 @@ class Lead:
         return replace(scene.directive, stage=Stage.FINISHED, code=code, text=text, incident=None)
 
 
-def _as_rank(view: NodeView) -> RankState:
+def _listed(nodes: Sequence[str]) -> str:
+    """Names for people; of a thousand nobody reads more than a few, and a heartbeat has no room for them."""
+    return ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
+
+
+def _as_rank(view: NodeView, *, is_heard: bool) -> RankState:
     """A node's ranks as one, for the agreement to stop."""
     return RankState(
         rank=0,
@@ -411,6 +432,6 @@ def _as_rank(view: NodeView) -> RankState:
         phase=RankPhase.TRAINING if view.is_at_work else RankPhase.STARTING,
         step=view.step,
         step_s_p99=view.step_s_p99,
-        stop_seen=view.stop_seen,
+        stop_seen=view.stop_seen if is_heard else 0,
         stop_was_late=view.stop_was_late,
     )

@@ -405,11 +405,15 @@ class Supervisor:
             command=process.shown_command(self._settings.argv),
             members=list(said.members) if len(said.members) > 1 else None,
         )
-        if self.memory.launch:
-            self._link.request("free", prefix=f"{self.memory.launch}/")
+        old = self.memory.launch
+        if old:
+            self._link.request("free", prefix=f"{old}/")
         answer = self._link.request("spawn", argv=list(self._settings.argv), environment={**environment, **agreed})
         self._adopt(int(answer["launch"]), said.generation)
         self._publish(is_lead=False)
+        if old:
+            # Before the courier has heard of the new launch it may have made memory for one more replica of the old one.
+            self._link.request("free", prefix=f"{old}/")
 
     def _finish(self, mine: NodeView, *, is_lead: bool) -> None:
         """The keeper ends with the lead's code; a lead waits until the others have heard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from ridethrough.seam import process
@@ -39,6 +40,7 @@ class Observer:
         self._boards: dict[str, Board] = {}
         self._courier: Board | None = None
         self._end: End | None = None
+        self._ranks_of: Counter[str] = Counter()
         self._followed_s = clock.monotonic_s()
         self.launch = 0
         self.plan: Plan | None = None
@@ -64,6 +66,8 @@ class Observer:
                 value = board.read()
                 board.close()
                 self.plan = Plan.from_board(value) if value else None
+                # Counted once: with thousands of ranks it takes longer than all the rest of a round.
+                self._ranks_of = Counter(self.plan.roster.nodes) if self.plan is not None else Counter()
             elif name == names.COURIER and self._courier is None:
                 self._courier = self._link.board(name, size)
         states = [decode_rank(board.read()) for board in self._boards.values()]
@@ -81,7 +85,7 @@ class Observer:
         """What this node says of itself now."""
         now_s = self._clock.monotonic_s()
         phase, stuck = self._phase(look, now_s)
-        fields = view.of_ranks(self.ranks, local_world=len(self.plan.local_ranks) if self.plan else None, now_s=now_s)
+        fields = view.of_ranks(self.ranks, local_world=self._ranks_of[self._node] if self.plan else None, now_s=now_s)
         if not fields and phase is NodePhase.RUNNING:
             fields["since_step_s"] = now_s - self._followed_s  # a rendezvous that nobody comes to is no progress
         if self._is_library and any(r.phase not in (RankPhase.DONE, RankPhase.STOPPED) for r in self.ranks):
@@ -168,13 +172,16 @@ class Observer:
 
     def _replicas(self) -> dict[str, tuple[int, ...]]:
         """By node: steps of which every private part is here."""
-        if self._courier is None or self.plan is None or len(self.plan.nodes) == 1:
+        if self._courier is None or self.plan is None or len(self._ranks_of) == 1:
             return {}
-        held = self._courier.read().get("held") or {}
-        found: dict[str, tuple[int, ...]] = {}
-        for node in self.plan.nodes:
-            ranks = [rank for rank, owner in enumerate(self.plan.roster.nodes) if owner == node]
-            steps = [set(held.get(str(rank), ())) for rank in ranks]
-            if node != self._node and all(steps):
-                found[node] = tuple(sorted(set.intersection(*steps)))
-        return found
+        said = self._courier.read()
+        if said.get("launch") != self.launch:
+            return {}  # a moment after a launch the courier still speaks of the one before
+        held: dict[str, list[set[int]]] = {}
+        for rank, steps in (said.get("held") or {}).items():
+            held.setdefault(self.plan.roster.nodes[int(rank)], []).append(set(steps))
+        return {
+            node: tuple(sorted(set.intersection(*steps)))
+            for node, steps in held.items()
+            if node != self._node and len(steps) == self._ranks_of[node]
+        }

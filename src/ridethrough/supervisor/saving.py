@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+from ridethrough.errors import SaveFailed
 from ridethrough.snapshot.plan import first_save
 from ridethrough.supervisor import policy
 from ridethrough.supervisor.directive import Directive
@@ -98,6 +99,7 @@ def announce(
     restored_step: int,
     lead_s: float,
     is_whole: bool,
+    dark: tuple[str, ...] = (),
 ) -> Directive:
     """The next save is announced when the previous one is confirmed or has failed; what every rank waits for, at once.
 
@@ -109,10 +111,9 @@ def announce(
         restored_step: Where the attempt started.
         lead_s: How long it takes until every rank has heard.
         is_whole: No node of the launch is missing.
+        dark: Nodes whose parts others are to write.
     """
-    current = directive.announced
-    if current is None:
-        current = first_save(restored_step, save_interval_steps)
+    current = announced_step(directive, restored_step=restored_step, save_interval_steps=save_interval_steps)
     refusals = [v.refused for v in living.values() if v.refused is not None and v.refused.number >= directive.announcement]
     refused = next((r for r in refusals if r.step >= current), None)
     wanted = {v.wanted for v in living.values()}
@@ -123,20 +124,42 @@ def announce(
         # A step that was refused before it was asked for (again) is announced anew.
         is_retry = refused is not None and refused.step == target and asked_s < refused.age_s
         if target > durable_step and (current != target or is_retry):
-            return _say(directive, target)
+            return _say(directive, target, dark)
         return directive
-    if durable_step >= current or refused is not None:
+    if durable_step >= current or refused is not None or is_refused(directive, current):
         newest = max(v.step for v in living.values())
         step_s = max(v.step_s_p99 for v in living.values())
         return _say(
             directive,
             policy.next_announcement(interval_steps=save_interval_steps, newest_step=newest, previous=current, step_s=step_s, lead_s=lead_s),
+            dark,
         )
     return directive
 
 
-def _say(directive: Directive, step: int) -> Directive:
-    return replace(directive, announced=step, announcement=directive.announcement + 1, dark=())
+def announced_step(directive: Directive, *, restored_step: int, save_interval_steps: int) -> int:
+    """The step that is to become durable; the first one of an attempt needs no announcement."""
+    return directive.announced if directive.announced is not None else first_save(restored_step, save_interval_steps)
+
+
+def _say(directive: Directive, step: int, dark: tuple[str, ...]) -> Directive:
+    return replace(directive, announced=step, announcement=directive.announcement + 1, dark=dark)
+
+
+def refuse(directive: Directive, step: int, message: str) -> Directive:
+    """The announced save will not be whole: whoever waits for it is told, and the next one can be announced."""
+    return replace(directive, refused={"number": directive.announcement, "step": step, "code": SaveFailed.code, "message": message})
+
+
+def has_answered(view: NodeView, step: int) -> bool:
+    """The node has sealed or refused that save or a later one: its storage answers."""
+    return any(s.step >= step for s in view.sealed) or (view.refused is not None and view.refused.step >= step)
+
+
+def is_refused(directive: Directive, step: int) -> bool:
+    """The announced save of that step, or of a later one, has failed."""
+    refused = directive.refused
+    return refused is not None and refused["number"] >= directive.announcement and refused["step"] >= step
 
 
 def confirm(directive: Directive, members: Collection[str], living: Mapping[str, NodeView], is_covered: IsCovered) -> Directive:

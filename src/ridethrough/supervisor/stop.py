@@ -70,9 +70,11 @@ class Stopper:
 
     @staticmethod
     def _propose(previous: int, ranks: tuple[RankState, ...], *, since_s: float, record: dict[str, Any]) -> Wish:
+        # Another lead, which this one did not hear, may have proposed before: a number seen twice would be taken for acknowledged.
+        number = max([previous, *(r.stop_seen for r in ranks)]) + 1
         newest = max(r.step for r in ranks)
         step_s = max((r.step_s_p99 for r in ranks), default=0.0)
         ahead = max(2, math.ceil(_AHEAD_S / step_s) if step_s > 0 else 2) * (previous + 1)
         step = newest + ahead
-        state = {"id": previous + 1, "state": "proposed", "step": step, "since_s": since_s}
+        state = {"id": number, "state": "proposed", "step": step, "since_s": since_s}
         return Wish(state=state, record={**record, "proposed_step": step})

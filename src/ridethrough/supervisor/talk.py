@@ -55,7 +55,7 @@ class Talk:
         self._views: dict[str, NodeView] = {}
         self._follows: dict[str, str] = {}
         self._heard_s: dict[str, float] = {}
-        self._lives: dict[str, int | None] = {}
+        self._lives: dict[str, str | None] = {}
         self._lead_number = -1
         """Of the newest directive that whom we follow is known to have."""
         self._sent_s = float("-inf")
