@@ -271,13 +271,19 @@ def test_a_cut_at_any_call_of_a_claim_leaves_it_free_whole_or_torn_and_the_next_
     assert nth > 5
 
 
-def test_the_claim_is_durable_before_the_records_it_is_for(store: SimpleStore) -> None:
+def test_a_claim_is_durable_when_the_number_is_ours(store: SimpleStore) -> None:
+    recorder = RecordingFileSystem(PosixFileSystem())
+    claim_attempt(recorder, store.run_dir, ref(2, "a1"), ("a",))
+    changes = recorder.changes()[-4:]
+    assert changes == [("create", "000002.claim"), ("write", "000002.claim"), ("sync", "000002.claim"), ("sync_dir", "attempts")]
+
+
+def test_the_claim_comes_before_the_records_it_is_for(store: SimpleStore) -> None:
     store.fs = recorder = RecordingFileSystem(PosixFileSystem())
     store.start()
     changes = recorder.changes()
-    created = changes.index(("create", "000002.claim"))
-    assert [call for call, _ in changes[created : created + 4]] == ["create", "write", "sync", "sync_dir"]
-    assert all("roster" not in name and "attempt.json" not in name for _, name in changes[: created + 4])
+    before = changes[: changes.index(("create", "000002.claim"))]
+    assert all("roster" not in name and "attempt.json" not in name for _, name in before)
 
 
 def test_a_disk_that_refuses_a_claim_does_not_keep_its_number(store: SimpleStore) -> None:
