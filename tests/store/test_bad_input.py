@@ -99,7 +99,7 @@ def test_damage_to_any_one_file_costs_at_most_the_checkpoint_it_belongs_to(
 ) -> None:
     names = sorted(snapshot(Path(pristine.run_dir)))
     kinds = {os.path.basename(name) if name.endswith(".json") else name.rsplit(".", 1)[1] for name in names}
-    assert kinds == {"run.json", "attempt.json", "roster.json", "seal", "safetensors", "meta.json", "manifest.json", "jsonl"}
+    assert kinds == {"run.json", "attempt.json", "roster.json", "claim", "seal", "safetensors", "meta.json", "manifest.json", "jsonl"}
     root = Path(shutil.copytree(pristine.run_dir, tmp_path / "run"))
     for name in names:
         damage(root / name)

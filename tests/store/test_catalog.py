@@ -70,6 +70,7 @@ def test_two_heads_are_refused_and_both_are_named(store: SimpleStore) -> None:
     first = go_on(store, at=1, nonce="1a" * 16)
     directory = os.path.join(store.run_dir, layout.ATTEMPTS, first.label)
     shutil.move(directory, directory + ".away")
+    os.unlink(layout.claim_path(store.run_dir, first.seq))  # by versions that claim nothing, or on disks of two nodes
     store.attempt = AttemptRef(seq=1, nonce=first.nonce)
     second = store.start(seq=2, nonce="2b" * 16)
     shutil.move(directory + ".away", directory)

@@ -79,12 +79,12 @@ class Catalog:
     problems: tuple[Problem, ...]
     next_seq: int
     """One more than any sequence number ever seen here, also in damaged records and in claims."""
-    rosters: tuple[Roster, ...] = ()
-    """Of attempts and of checkpoints, each once."""
+    rosters: dict[str, Roster] = field(default_factory=dict)
+    """Of attempts and of checkpoints, by their digests."""
 
     def roster_of(self, attempt: AttemptRef) -> Roster | None:
         """Who trained in that attempt; None if its roster is lost."""
-        return next((roster for roster in self.rosters if roster.attempt == attempt), None)
+        return next((roster for roster in self.rosters.values() if roster.attempt == attempt), None)
 
 
 def read_run(fs: FileSystem, run_dir: str) -> Run:
@@ -141,7 +141,7 @@ def read_catalog(fs: FileSystem, run_dir: str) -> Catalog:
         checkpoints=tuple(sorted(checkpoints, key=lambda c: (c.attempt.seq, c.step))),
         problems=tuple(problems),
         next_seq=max([next_seq, *(ref.seq + 1 for ref, _ in ordered)]),
-        rosters=tuple(rosters.values()),
+        rosters=rosters,
     )
 
 

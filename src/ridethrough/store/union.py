@@ -48,8 +48,7 @@ def merge(found: Mapping[str, Catalog]) -> Union:
         for ref, parent in catalog.attempts:
             attempts.setdefault(ref, parent)
             makers[ref] = (*makers.get(ref, ()), node)
-        for roster in catalog.rosters:
-            rosters.setdefault(roster.digest, roster)
+        rosters.update((digest, roster) for digest, roster in catalog.rosters.items() if digest not in rosters)
         for checkpoint in catalog.checkpoints:
             by_dir.setdefault(checkpoint.dir_name, []).append((node, checkpoint))
         problems.extend(_on(node, catalog.problems))
@@ -65,7 +64,7 @@ def merge(found: Mapping[str, Catalog]) -> Union:
         checkpoints=tuple(sorted(checkpoints, key=lambda c: (c.attempt.seq, c.step))),
         problems=tuple(problems),
         next_seq=max(catalog.next_seq for catalog in found.values()),
-        rosters=tuple(rosters.values()),
+        rosters=rosters,
     )
     return Union(catalog=merged, holders=holders, makers=makers)
 
@@ -88,7 +87,7 @@ def _join(copies: list[tuple[str, Checkpoint]], rosters: Mapping[str, Roster]) -
                 seals.setdefault(seal.payload_name, same.intern(seal))
     return dataclasses.replace(
         first,
-        roster=next((c.roster for c in sealed if c.roster is not None and c.roster.digest == digest), rosters.get(digest)),
+        roster=rosters.get(digest),
         seals=tuple(seals.values()),
         problems=tuple(problem for node, checkpoint in copies for problem in _on(node, checkpoint.problems)),
         size_bytes=sum(checkpoint.size_bytes for _, checkpoint in copies),
@@ -103,6 +102,8 @@ class _Interned:
 
     def intern(self, seal: Seal) -> Seal:
         model = self._by_part.setdefault(seal.part, seal)
+        if model is seal:
+            return seal
         shared: dict[str, Any] = {
             name: getattr(model, name) for name in ("chunks", "tensors", "tree", "meta") if getattr(model, name) == getattr(seal, name)
         }

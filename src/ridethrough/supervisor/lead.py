@@ -159,7 +159,8 @@ class Lead:
             return None
         if scene.silent and scene.has_only_symptoms:
             # Or no failure at all: whether the silent nodes are dark decides what it means.
-            if min(scene.seen[n].silent_s for n in scene.silent) < self._settings.dead_s:
+            sights = [scene.seen[n] for n in scene.silent]
+            if not any(s.has_restarted for s in sights) and min(s.silent_s for s in sights) < self._settings.dead_s:
                 return None
             if scene.failed:
                 return self._give_up(scene, scene.silent, f"{_listed(scene.silent)} silent, and the collectives of the others broke")
@@ -357,8 +358,9 @@ class Lead:
         assert outcome is not None
         if scene.stuck is not None:
             return self._finish(scene, JobStuck.exit_code, scene.stuck)
-        # A node may have fallen silent a moment ago and still be at its flush.
-        is_unsure = any(n not in outcome.lost and scene.seen[n].silent_s < self._settings.dead_s for n in scene.silent)
+        # A node may have fallen silent a moment ago and still be at its flush; one that has restarted has nothing left to flush.
+        unsure = [scene.seen[n] for n in scene.silent if n not in outcome.lost]
+        is_unsure = any(sight.silent_s < self._settings.dead_s and not sight.has_restarted for sight in unsure)
         if is_unsure or scene.at_work:
             return directive
         ranks = {n: v for n, v in scene.living.items() if v.ranks and v.attempt is not None}

@@ -26,7 +26,7 @@ class Sight:
     view: NodeView | None
     """What it said last, None if it was never heard."""
     silent_s: float
-    """Infinite if it was never heard."""
+    """Since it was heard, or since it should have been: from then on it was watched. Infinite if it cannot be heard."""
     has_restarted: bool = False
     """Its keeper is younger than the launch: what the node had in memory is gone."""
 
@@ -84,8 +84,9 @@ class Scene:
 
     @cached_property
     def silent(self) -> tuple[str, ...]:
-        """Members that were heard once and are not now."""
-        return tuple(n for n, s in self.seen.items() if n not in self.living and s.view is not None)
+        """Members that are not heard now; those that never were, from when they should have been."""
+        limit_s = self.settings.suspect_s
+        return tuple(n for n, s in self.seen.items() if n not in self.living and (s.view is not None or limit_s < s.silent_s < float("inf")))
 
     @cached_property
     def dark(self) -> tuple[str, ...]:

@@ -158,7 +158,11 @@ class Talk:
         if followed is not None and followed != self._me and is_said_since and self._follows.get(followed) not in (None, "", followed):
             # Whom we follow does not lead: it knows better. Unless it said so before we had given up whom it names.
             self.election.follow(self._follows[followed], now_s=now_s)
-        return self.election.lead(order, self._peers.age_s, now_s=now_s) == self._me
+        is_lead = self.election.lead(order, self._peers.age_s, now_s=now_s) == self._me
+        if is_lead:
+            # Before anything is decided: a node that did not owe this one a word was not silent.
+            self._peers.watch(n for n in self.order if n != self._me)
+        return is_lead
 
     def sights(self, mine: NodeView, directive: Directive) -> dict[str, Sight]:
         """Every node as this one sees it."""
@@ -169,10 +173,10 @@ class Talk:
         for node in self.order:
             if node == self._me:
                 continue
-            view, age_s = self._views.get(node), self._peers.age_s(node)
+            view = self._views.get(node)
             found[node] = Sight(
                 view=view,
-                silent_s=float("inf") if age_s is None else self._silent_s(node, now_s),
+                silent_s=self._silent_s(node, now_s),
                 has_restarted=view is not None and _is_younger(view, self._heard_s[node], directive),
             )
         return found
@@ -208,7 +212,8 @@ class Talk:
         else:
             order = [*directive.members, *(n for n in self.order if n not in directive.members)]
             to = [following, *(n for n in order if n not in (following, self._me))][: _DEPUTIES + 1]
-        self._peers.watch(n for n in self.order if n != self._me) if is_lead else self._peers.watch([following] if following else [])
+        if not is_lead:
+            self._peers.watch([following] if following else [])
         self._peers.send(json.dumps(body, separators=(",", ":"), default=str).encode(), to=to)
 
     def _encode(self, directive: Directive, now_s: float) -> dict[str, Any]:
