@@ -34,7 +34,6 @@ ValueError: bad batch
 """
 _ME = {"pid": os.getpid(), "process_started": start_time(os.getpid())}
 DEAD_PID = 1 << 30
-_STEPPING = (RankPhase.TRAINING, RankPhase.OUTSIDE)
 
 
 class Page:

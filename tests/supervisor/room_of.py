@@ -13,36 +13,29 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from room_node import CRASHED, DEAD_PID, PIPE_BROKE, Job, Node, Worker
+from room_job import KEY, Habits, Training
+from room_node import CRASHED, DEAD_PID, PIPE_BROKE, Node, Worker
 
 from ridethrough.config import Config, NodeConfig, PeersConfig, RecoveryConfig
-from ridethrough.errors import TwoHeads
-from ridethrough.format.attempt import Roster, RosterPart
-from ridethrough.format.layout import REPLICATED, rank_part
+from ridethrough.format.attempt import Roster
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot import link as links
-from ridethrough.snapshot.plan import Plan
-from ridethrough.snapshot.ranks import RankPhase
-from ridethrough.store.retain import Retention
 from ridethrough.supervisor.directive import Directive
 from ridethrough.supervisor.loop import Supervisor
 from ridethrough.supervisor.settings import Settings
 from ridethrough.supervisor.talk import Talk
 from ridethrough.testing import FakeClock
 from ridethrough.testing.network import FakeNetwork, Weather
-from ridethrough.types import AttemptRef, Parent
 
 PORT = 29577
-KEY = "5a" * 32
 BEAT_S = 0.4
 SUSPECT_S = 1.5
 DEAD_S = 15.0
-_STEPPING = (RankPhase.TRAINING, RankPhase.OUTSIDE)
 _CONFLICT_S = 6.0
 """Longer than hearing of another launch and killing ours takes when one packet in five is lost."""
 _LIE_SLACK_S = 0.25
@@ -56,29 +49,6 @@ class Event:
     node: str
     kind: str
     data: dict[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class Habits:
-    """How the job and its machines behave; may be changed at any time."""
-
-    step_s: float = 0.2
-    save_every: int = 25
-    total_steps: int | None = None
-    epoch_steps: int | None = None
-    outside_s: float = 0.0
-    """Between two epochs."""
-    warm_up_s: float = 0.0
-    """Before the first step: compiling."""
-    agree_s: float = 0.5
-    rendezvous_s: float = 60.0
-    collective_s: float = 600.0
-    """Timeouts of the job itself."""
-    ranks: int = 1
-    """On each node."""
-    write_s: float = 0.2
-    verify_s: float = 0.1
-    boot_s: float = 0.0
 
 
 class _Pen:
@@ -137,12 +107,10 @@ class Room:
         self.rosters: dict[str, Roster] = {}
         self.nodes = {name: Node(name, self) for name in self.names}
         self.supervisors: dict[str, Supervisor] = {}
-        self._is_shared, self._round_s = is_shared, round_s
+        self.is_shared, self._round_s = is_shared, round_s
+        self.training = Training(self)
         self._failing: set[str] = set()
         self._disks: dict[str, set[tuple[str, int, str]]] = {}
-        self._attempts: list[Plan] = []
-        self._jobs: list[Job] = []
-        self._stalls: dict[str, float] = {}
         self._cut_data: set[frozenset[str]] = set()
         self._parted: set[frozenset[str]] = set()
         self._deaf: set[str] = set()
@@ -276,7 +244,7 @@ class Room:
 
     def stall(self, name: str, duration_s: float) -> None:
         """Its loader has nothing for so long."""
-        self._stalls[name] = self.now_s + duration_s
+        self.training.stalls[name] = self.now_s + duration_s
 
     def fail_save(self, name: str) -> None:
         """The next save there is refused by the disk."""
@@ -317,12 +285,16 @@ class Room:
     def word(self, name: str) -> Directive:
         return self.supervisors[name].directive
 
+    def said(self, name: str) -> dict[str, Any]:
+        """The word that a node goes by, without the time, which it knows only roughly."""
+        return {key: value for key, value in self.word(name).encode().items() if key != "called_s"}
+
     def all_events(self, kind: str, *, since_s: float = 0.0) -> list[Event]:
         return [e for e in self.events if e.kind == kind and e.at_s >= since_s]
 
     def disk(self, name: str) -> set[tuple[str, int, str]]:
         """Parts on the tier that the node sees: attempt, step, part."""
-        return self._disks.setdefault("shared" if self._is_shared else name, set())
+        return self._disks.setdefault("shared" if self.is_shared else name, set())
 
     def digest(self, name: str, step: int) -> str:
         return f"{step}{' of ' + name if name in self.diverged else ''}"
@@ -382,7 +354,7 @@ class Room:
         meeting = f"{members} {environment.get('PET_MASTER_PORT', '')}"
         return Worker(node, launch, word.generation, members, meeting, self.now_s)
 
-    # -- the job ---------------------------------------------------------------------------------------------------
+    # -- one round -------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         due = sorted(entry for entry in self._later if entry[0] <= self.now_s)
@@ -394,9 +366,9 @@ class Room:
             if worker.is_terminating_s is not None and self.now_s - worker.is_terminating_s > 0.3:
                 worker.end(-15, self.now_s)
             elif worker.job is None:
-                self._meet(worker, workers)
+                self.training.meet(worker, workers)
             else:
-                self._train(worker, worker.job)
+                self.training.train(worker, worker.job)
         for node in self.nodes.values():
             if node.is_on:
                 node.persister.tick()
@@ -405,187 +377,6 @@ class Room:
     def can_reach(self, one: str, other: str) -> bool:
         """Their ranks reach each other."""
         return frozenset((one, other)) not in self._cut_data
-
-    def _meet(self, worker: Worker, workers: list[Worker]) -> None:
-        here = {w.node.name: w for w in workers if w.meeting == worker.meeting and w.job is None}
-        is_whole = all(n in here and self.can_reach(n, m) for n in worker.members for m in worker.members)
-        if not is_whole:
-            for other in here.values():
-                other.joins_s = 0.0
-            if self.now_s - worker.began_s > self.habits.rendezvous_s:
-                worker.end(1, self.now_s, PIPE_BROKE.replace("Connection closed by peer", "Timed out waiting for clients"))
-            return
-        for name in worker.members:
-            self.nodes[name].keeper.wants_peers = True
-        ports = {n: self.nodes[n].keeper.board(links.CONTROL).read().get("peer_port") for n in worker.members}
-        if worker.joins_s == 0.0:
-            worker.joins_s = self.now_s + self.habits.agree_s
-        if all(ports.values()) and all(0 < here[n].joins_s <= self.now_s for n in worker.members):
-            self._agree({n: here[n] for n in worker.members}, ports)
-
-    def _agree(self, workers: dict[str, Worker], ports: dict[str, Any]) -> None:
-        nodes = tuple(workers)
-        newest = self._attempts[-1] if self._attempts else None
-        rivals = [j for j in self._jobs if any(w.is_alive for w in j.workers.values())]
-        if self._is_shared and rivals and len(nodes) < len(self.names):
-            error = TwoHeads(seq=newest.attempt.seq if newest else 1, first="ours", second="theirs", path="/run")
-            for worker in workers.values():
-                worker.says["failure"] = error.as_dict()
-                worker.end(1, self.now_s, "")
-            return
-        ref = AttemptRef(seq=newest.attempt.seq + 1 if newest else 1, nonce=f"{self.random.getrandbits(128):032x}")
-        ranks = tuple(node for node in nodes for _ in range(self.habits.ranks))
-        parts = [RosterPart(name=REPLICATED, holders=tuple(range(len(ranks))))]
-        parts += [RosterPart(name=rank_part(rank), holders=(rank,)) for rank in range(len(ranks))]
-        roster = Roster(run_uid="run", attempt=ref, nodes=ranks, parts=tuple(parts))
-        found = self._newest_restorable(nodes)
-        restored_step = found[1] if found else 0
-        plan = Plan(
-            run_dir="/run",
-            run_uid="run",
-            attempt=ref,
-            parent=Parent(attempt=found[0], step=restored_step) if found else None,
-            resumed_dir=None,
-            roster=roster,
-            node=nodes[0],
-            meta={},
-            retention=Retention(),
-            monitor=None,
-            save_interval_steps=self.habits.save_every,
-            snapshot_interval_steps=1,
-            restored_step=restored_step,
-            damaged=(),
-            is_shared=self._is_shared,
-            addresses={n: [n, ports[n], 1] for n in nodes},
-            key=KEY,
-            domains={n: n for n in nodes},
-        )
-        self._attempts.append(plan)
-        self.rosters[ref.label] = roster
-        job = Job(workers, {n: replace(plan, node=n) for n in nodes}, restored_step)
-        self._jobs = [*rivals, job]
-        for name, worker in workers.items():
-            worker.job, worker.phase, worker.step = job, RankPhase.TRAINING, restored_step
-            worker.ready_s = self.now_s + max(self.habits.warm_up_s, self._step_s())
-            worker.says = {"step_at_s": self.now_s, "times_s": {"training": self.now_s}}
-            self.nodes[name].keeper.board(links.plan_board(worker.launch), links.PLAN_BYTES).write(job.plans[name].as_board())
-            worker.tell()
-
-    def _newest_restorable(self, nodes: tuple[str, ...]) -> tuple[AttemptRef, int] | None:
-        there = set().union(*(self.disk(n) for n in nodes))
-        limit = None
-        for plan in reversed(self._attempts):
-            steps = {step for label, step, _ in there if label == plan.attempt.label and (limit is None or step <= limit)}
-            whole = [s for s in steps if all((plan.attempt.label, s, part) in there for part in plan.roster.part_names)]
-            if whole:
-                return plan.attempt, max(whole)
-            limit = plan.restored_step if limit is None else min(limit, plan.restored_step)
-        return None
-
-    def _step_s(self) -> float:
-        return self.habits.step_s * self.random.uniform(0.9, 1.1)
-
-    def _train(self, worker: Worker, job: Job) -> None:
-        name, now_s = worker.node.name, self.now_s
-        if worker.phase is RankPhase.SAVING:
-            self._await_durable(worker)
-            return
-        if worker.stop is not None:
-            if not self._is_decided(worker):
-                return
-        elif worker.phase not in _STEPPING:
-            return
-        else:
-            if now_s < worker.ready_s or now_s < self._stalls.get(name, 0.0):
-                return
-            wanted = worker.step + 1
-            if job.sent.get(name, (-1, 0.0))[0] < wanted:
-                job.sent[name] = (wanted, now_s + self.random.uniform(0.0, 0.2) * self.habits.step_s)
-                worker.waits_since_s = now_s
-            sent = [job.sent.get(n, (-1, 0.0)) for n in job.workers]
-            if not all(s >= wanted and (s > wanted or at_s <= now_s) for s, at_s in sent) or not all(self.can_reach(name, n) for n in job.workers):
-                assert worker.waits_since_s is not None
-                if now_s - worker.waits_since_s > self.habits.collective_s:
-                    worker.end(1, now_s, PIPE_BROKE)
-                return
-            worker.step = wanted
-            worker.says["step_at_s"] = now_s
-            if self._must_wait_to_stop(worker):
-                return
-        self._finish_step(worker, job)
-
-    def _finish_step(self, worker: Worker, job: Job) -> None:
-        now_s, habits = self.now_s, self.habits
-        worker.says["times_s"].setdefault("first_step", now_s)
-        worker.says["step_s_p99"] = habits.step_s * 1.3
-        self._post(worker, job)
-        is_last = worker.step == habits.total_steps
-        if is_last or worker.stops:
-            worker.phase = RankPhase.SAVING
-            worker.tell(wanted_save=worker.step, wanted_at_s=now_s)
-            return
-        worker.phase = RankPhase.TRAINING
-        worker.ready_s = now_s + self._step_s()
-        if habits.epoch_steps and worker.step % habits.epoch_steps == 0:
-            worker.phase = RankPhase.OUTSIDE
-            worker.ready_s += habits.outside_s
-        worker.tell()
-
-    def _post(self, worker: Worker, job: Job) -> None:
-        """As `Poster` does, and the courier after it."""
-        node, plan = worker.node, job.plans[worker.node.name]
-        control, answer = node.keeper.board(links.CONTROL).read(), node.keeper.board(links.PERSIST).read()
-        announced = control.get("announced") if control.get("launch") == worker.launch else None
-        reserved = int(announced) if announced is not None else (plan.restored_step // plan.save_interval_steps + 1) * plan.save_interval_steps
-        if answer.get("launch") == worker.launch and int(answer.get("taken", -1)) >= reserved:
-            reserved = -1
-        if len(worker.posted) >= 4:
-            free = [s for s in worker.posted if s not in (reserved, node.persister.pinned)]
-            worker.posted.remove(min(free))
-        worker.posted.append(worker.step)
-        for holder in plan.replica_nodes(node.name):
-            other = self.nodes[holder]
-            there = other.keeper.worker if other.is_on else None
-            if there is not None and there.job is job and self.can_reach(node.name, holder):
-                for rank in plan.local_ranks:
-                    self.later(0.02, lambda o=other, t=there, r=rank, s=worker.step: o.is_on and o.keeper.worker is t and o.hold(t.launch, r, s))  # type: ignore[misc]
-
-    def _must_wait_to_stop(self, worker: Worker) -> bool:
-        """As `Session.is_asked_to_stop`."""
-        stop = worker.node.keeper.board(links.CONTROL).read().get("stop")
-        if not stop or stop["step"] < 0:
-            return False
-        if int(stop["id"]) > int(worker.says.get("stop_seen", 0)):
-            worker.tell(stop_seen=int(stop["id"]), stop_was_late=worker.step > int(stop["step"]))
-        if worker.step != int(stop["step"]):
-            return False
-        worker.stop = (int(stop["id"]), self.now_s)
-        return True
-
-    def _is_decided(self, worker: Worker) -> bool:
-        assert worker.stop is not None
-        number, since_s = worker.stop
-        now = worker.node.keeper.board(links.CONTROL).read().get("stop") or {}
-        if now.get("id") == number and now.get("state") == "committed":
-            worker.stops = True
-        elif now.get("id") == number and now.get("state") != "signalled" and self.now_s - since_s < 15.0:
-            if self.now_s - since_s > 10.0 and not worker.says.get("stop_was_late"):
-                worker.tell(stop_was_late=True)
-            return False
-        worker.stop = None
-        return True
-
-    def _await_durable(self, worker: Worker) -> None:
-        answer = worker.node.keeper.board(links.PERSIST).read()
-        durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
-        if durable.get("launch") == worker.launch and durable["step"] >= worker.step:
-            worker.phase = RankPhase.STOPPED if worker.stops else RankPhase.DONE
-            worker.tell(wanted_save=None)
-            self.later(0.2, lambda: worker.end(0, self.now_s))
-        elif failed.get("launch") == worker.launch and failed["step"] == worker.step and failed["at_s"] >= worker.says["wanted_at_s"]:
-            worker.phase = RankPhase.FAILED
-            worker.tell(wanted_save=None, failure={"code": "RT-054", "message": failed["message"], "exit_code": 14, "retryable": True})
-            worker.end(1, self.now_s)
 
     # -- what must never happen ------------------------------------------------------------------------------------
 
@@ -616,3 +407,11 @@ class Room:
                     said = f"{sorted(pair)} run launches {one.generation} and {other.generation}"
                     assert self.now_s - since_s < _CONFLICT_S, f"{said} for {self.now_s - since_s:.1f} s; {self.summary()}"
         self._conflicts = {pair: since_s for pair, since_s in self._conflicts.items() if pair in seen}
+
+
+def training(count: int = 4, *, for_s: float = 5.0, **how: Any) -> Room:
+    """A room whose job has trained for some time."""
+    room = Room(count, **how)
+    room.run_until(lambda: room.step >= 1, limit_s=60 + room.habits.warm_up_s)
+    room.run_for(for_s)
+    return room

@@ -54,6 +54,27 @@ def test_two_nodes_believe_each_other_after_two_round_trips() -> None:
     assert network.counts["sent"] == 4
 
 
+@pytest.mark.parametrize("lost", range(4))
+def test_whichever_packet_of_the_introduction_is_lost_the_next_word_makes_up_for_it(lost: int) -> None:
+    clock = FakeClock()
+    network = FakeNetwork(clock)
+    addresses = {"a": ("a", PORT), "b": ("b", PORT)}
+    sockets = {n: network.socket(n, PORT) for n in "ab"}
+    a, b = (Peers(clock, sockets[n], key=KEY, scope="run", node=n, addresses=addresses) for n in "ab")
+    a.send(b"first", to=["b"])
+    for number in range(4):
+        for socket in sockets.values():
+            if number == lost:
+                socket.inbox.clear()
+        (a if number % 2 else b).receive()
+    assert a.life("b") is None
+    a.send(b"second", to=["b"])
+    exchange(b, a, rounds=3)
+    a.send(b"third", to=["b"])
+    b.send(b"third", to=["a"])
+    assert (b.receive(), a.receive()) == ([("a", b"third")], [("b", b"third")])
+
+
 def test_what_is_said_is_heard_by_those_it_is_said_to() -> None:
     room = acquainted("n0", "n1", "n2")
     room.peers("n0").receive()
@@ -350,6 +371,20 @@ def test_packets_of_an_earlier_life_of_the_sender_prove_nothing() -> None:
     assert room.heard == {}
     room.run_for(1.5)
     assert room.peers("n0").silent(longer_than_s=SUSPECT_S) == ("n1",)
+
+
+def test_packets_of_an_earlier_life_do_not_interrupt_the_living_one() -> None:
+    room = acquainted("n0", "n1", say=lambda node: b"the same")
+    recorded = record(room, "n1")
+    room.stop("n1")
+    room.start("n1")
+    room.run_for(2.0)
+    room.heard.clear()
+    for one in recorded:
+        room.network.inject(one)
+        room.run_for(0.3)
+    assert room.heard == {}
+    assert (room.peers("n0").age_s("n1") or 0.0) < 0.5
 
 
 def test_packets_from_before_a_restart_of_the_receiver_prove_nothing() -> None:

@@ -97,7 +97,7 @@ class Lead:
         present = {
             node: Presence(is_ready=sight.view.is_ready and sight.view.phase is not NodePhase.RUNNING, missing=sight.view.missing)
             for node, sight in scene.sights.items()
-            if sight.view is not None and sight.silent_s <= self._settings.suspect_s
+            if sight.view is not None and sight.age_s <= self._settings.suspect_s
         }
         call = muster.call(
             self._settings.config.recovery,

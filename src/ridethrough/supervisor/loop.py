@@ -134,7 +134,7 @@ class Supervisor:
         before = self.directive
         heard = self._talk.hear(before)
         mine = self._view(look)
-        is_lead = self._talk.leads(heard.members)
+        is_lead = self._talk.leads(mine, heard)
         if is_lead:
             heard = self._decide(heard, mine)
         self._take(heard)

@@ -181,7 +181,5 @@ class Observer:
         for rank, steps in (said.get("held") or {}).items():
             held.setdefault(self.plan.roster.nodes[int(rank)], []).append(set(steps))
         return {
-            node: tuple(sorted(set.intersection(*steps)))
-            for node, steps in held.items()
-            if node != self._node and len(steps) == self._ranks_of[node]
+            node: tuple(sorted(set.intersection(*steps))) for node, steps in held.items() if node != self._node and len(steps) == self._ranks_of[node]
         }

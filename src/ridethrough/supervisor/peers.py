@@ -5,10 +5,10 @@ What is said is authenticated and proven fresh, but not secret. See `packet` for
 
 How two nodes come to believe each other
     1. A packet is *authentic* if its mac is right. That alone proves nothing about now: it may be a recording.
-    2. It is *fresh* if it echoes the token that we hand out to just this life of just this node, and its counter is
-       above the last one heard from that life. Tokens depend on a secret that we made at our start, so recordings from
-       before it echo nothing of ours; and on how many lives of that node we have seen, so recordings of a life that
-       was replaced echo a token that no longer counts. No counter needs to be stored on disk, no clock compared.
+    2. It is *fresh* if it echoes the token that we gave to this life of the node, and its counter is above the last one
+       heard from that life. A life that we do not know must echo the token that we have on offer for the node's next
+       one. Tokens are random and made anew at our start and with each new life: recordings from before our start, or
+       of a life that was replaced, echo nothing that counts. No counter is stored on disk, no clock compared.
     3. An authentic packet that is not fresh (first contact, restart of either side, recording) is not believed. It is
        answered with the token that its sender would have to echo: once a round, and with no more bytes than it had.
     After two round trips at most both ends believe each other. A packet that is not authentic is never answered.
@@ -22,8 +22,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ridethrough.seam.clock import Clock
@@ -79,11 +78,12 @@ class _Peer:
     tag: bytes
     life: bytes = b""
     """The newest that was proven."""
-    lives: int = 0
     token: bytes = NO_TOKEN
     """What that life must echo to us."""
+    offer: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))
+    """What the next life must echo to us."""
     proof: bytes = b""
-    """Both, as its packets have them."""
+    """Life and token, as its packets have them."""
     echo: bytes = NO_TOKEN
     """What we echo to it."""
     counter: int = 0
@@ -133,7 +133,6 @@ class Peers:
         self._tag = tag(node)
         self._suspect_s = suspect_s
         self._life = secrets.token_bytes(LIFE_BYTES)
-        self._secret = secrets.token_bytes(32)
         self._nod = self._signer.letter()
         self._peers: dict[str, _Peer] = {}
         self._by_tag: dict[bytes, _Peer] = {}
@@ -293,14 +292,14 @@ class Peers:
                 return
         else:
             life = packet.life
-            if life == peer.life or proof != life + self._token(peer, life):
+            if life == peer.life or proof != life + peer.offer:
                 self.refused[Refusal.STALE] += 1
                 # However many recordings come, each life is answered once; best what has a token, for echoing it proves us fresh.
                 if token != NO_TOKEN or (peer, life) not in strange:
                     strange[peer, life] = packet
                 return
-            peer.life, peer.token, peer.proof = life, proof[LIFE_BYTES:], proof
-            peer.lives += 1
+            peer.life, peer.token, peer.proof = life, peer.offer, proof
+            peer.offer = secrets.token_bytes(TOKEN_BYTES)
             peer.packed = None
             newest.pop(peer, None)  # that was another life's
         peer.counter = counter
@@ -313,14 +312,10 @@ class Peers:
         if flags & HAS_BODY:
             newest[peer] = packet
 
-    def _token(self, peer: _Peer, life: bytes) -> bytes:
-        """What a life of that node must echo to replace the one that is proven."""
-        return blake2b(b"%b%b%d" % (peer.tag, life, peer.lives), key=self._secret, digest_size=TOKEN_BYTES).digest()
-
     def _introduce(self, strange: dict[tuple[_Peer, bytes], Packet]) -> None:
         """The senders of packets that are not fresh learn what they must echo, and are asked to: if they are there at all."""
         for (peer, life), packet in strange.items():
-            token = peer.token if life == peer.life else self._token(peer, life)
+            token = peer.token if life == peer.life else peer.offer
             # Its host is the one we were told, so that no recording makes us write to anybody else.
             self._write(peer, self._nod, token=token, echo=packet.token, port=packet.port, asks=True)
 

@@ -27,6 +27,8 @@ class Sight:
     """What it said last, None if it was never heard."""
     silent_s: float
     """Since it was heard, or since it should have been: from then on it was watched. Infinite if it cannot be heard."""
+    age_s: float = 0.0
+    """Of its last word, watched or not: silence proves death, only a word proves life."""
     has_restarted: bool = False
     """Its keeper is younger than the launch: what the node had in memory is gone."""
 
@@ -148,10 +150,12 @@ class Scene:
         """How the job's steps go; of a silent node its last word counts, for its ranks may well go on."""
         views = [s.view for s in self.seen.values() if s.view is not None and not s.has_restarted]
         here = list(self.living.values())
-        is_stepping = bool(here) and all(v.is_stepping for v in views)
+        # Nobody finishes a step alone: if the living have made their first one, the others were there too, whatever they last said.
+        known = here + [v for v in views if v.has_stepped and v.node not in self.living]
+        is_stepping = bool(here) and all(v.is_stepping for v in known)
         return policy.Pace(
             is_stepping=is_stepping,
-            is_inside=is_stepping and all(v.is_inside for v in views),
+            is_inside=is_stepping and all(v.is_inside for v in known),
             overdue_s=min((v.since_step_s for v in here), default=0.0),
             step_s_p99=max((v.step_s_p99 for v in views), default=0.0),
         )

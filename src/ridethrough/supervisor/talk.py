@@ -147,13 +147,16 @@ class Talk:
     def _rank_of(self, node: str) -> int:
         return self.order.index(node) if node in self.order else len(self.order)
 
-    def leads(self, members: tuple[str, ...]) -> bool:
+    def leads(self, mine: NodeView, directive: Directive) -> bool:
         """This node decides now."""
         if self._peers is None:
             return True
-        order = (*members, *(n for n in self.order if n not in members))
         now_s = self._clock.monotonic_s()
+        order, holders = self._candidates(mine, directive, now_s)
         followed = self.election.following
+        if followed is not None and followed not in holders and any(n == self._me or self._is_heard(n) for n in holders):
+            # It has no part in the launch: it does not know the roster, nor who holds what of it.
+            self.election.following = followed = None
         is_said_since = followed is not None and self._heard_s.get(followed, float("-inf")) > self.election.since_s
         if followed is not None and followed != self._me and is_said_since and self._follows.get(followed) not in (None, "", followed):
             # Whom we follow does not lead: it knows better. Unless it said so before we had given up whom it names.
@@ -164,6 +167,19 @@ class Talk:
             self._peers.watch(n for n in self.order if n != self._me)
         return is_lead
 
+    def _candidates(self, mine: NodeView, directive: Directive, now_s: float) -> tuple[tuple[str, ...], set[str]]:
+        """Who may lead, first come first, and which of them hold the launch: those that have restarted come after these."""
+        members = [n for n in self.order if n in directive.members] or list(self.order)
+        views = {**{n: (v, self._heard_s[n]) for n, v in self._views.items()}, self._me: (mine, now_s)}
+        younger = {n for n, (view, said_s) in views.items() if _is_younger(view, said_s, directive)}
+        holders = [n for n in members if n not in younger]
+        return (*holders, *(n for n in self.order if n not in holders)), set(holders)
+
+    def _is_heard(self, node: str) -> bool:
+        assert self._peers is not None
+        age_s = self._peers.age_s(node)
+        return age_s is not None and age_s <= self._settings.suspect_s
+
     def sights(self, mine: NodeView, directive: Directive) -> dict[str, Sight]:
         """Every node as this one sees it."""
         now_s = self._clock.monotonic_s()
@@ -173,10 +189,12 @@ class Talk:
         for node in self.order:
             if node == self._me:
                 continue
-            view = self._views.get(node)
+            view, age_s = self._views.get(node), self._peers.age_s(node)
+            silent_s = self._silent_s(node, now_s)
             found[node] = Sight(
                 view=view,
-                silent_s=self._silent_s(node, now_s),
+                silent_s=silent_s,
+                age_s=float("inf") if age_s is None else max(silent_s, age_s),
                 has_restarted=view is not None and _is_younger(view, self._heard_s[node], directive),
             )
         return found
