@@ -3,9 +3,9 @@
     python bench/matrix.py [--seed N] [--runs 8] [--only NAME,…] [--again]
 
 Eight runs of five cuts each and the named drills of several nodes, every step compared with a run that was never cut.
-Ends with a table, build/matrix.json and build/matrix.md. Each drill's report is kept under build/matrix/: what the same
-code has already gone through with this seed is not repeated (`--again` repeats it). A drill that could not be carried out
-is a row with its reason.
+Ends with a table, build/matrix.json and build/matrix.md. Each drill's report and the logs of its nodes are kept under
+build/matrix/: what the same code has already gone through with this seed is not repeated (`--again` repeats it). A drill
+that could not be carried out is a row with its reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -67,7 +68,10 @@ def drill(scenario: Scenario, seed: int, references: dict[Any, Trace]) -> dict[s
     try:
         if scenario.course not in references:
             references[scenario.course] = train_reference(scenario, say)
-        return conduct(scenario, reference=references[scenario.course], sabotage=None, seed=seed, say=say).as_dict()
+        logs_dir = KEPT / scenario.name
+        shutil.rmtree(logs_dir, ignore_errors=True)
+        reference = references[scenario.course]
+        return conduct(scenario, reference=reference, sabotage=None, seed=seed, say=say, logs_dir=logs_dir).as_dict()
     except RideThroughError as error:
         return {
             "scenario": scenario.name,

@@ -171,6 +171,8 @@ class Window:
     received_bytes: int = 0
     fresh: int = 0
     """Bodies that were new."""
+    json_s: float = 0.0
+    """Processor time for reading them."""
     waits_s: list[float] = field(default_factory=list)
 
     def add(self, peers: Peers, sign: int) -> None:
@@ -200,10 +202,9 @@ class Window:
         wall_s = self.end_s - self.begin_s
         megabytes = (self.sent_bytes + self.received_bytes + (self.sent + self.received) * UDP_IP_BYTES) / wall_s / 1e6
         core, floor, late_s = self.cpu_s / wall_s, self.bare_calls_s() / wall_s, max(self.waits_s, default=WINDOW_S)
-        print(
-            f"{self.name}, a second: {self.received / wall_s:.0f} packets of {self.received_bytes / self.received:.0f} bytes heard"
-            f" with {self.fresh / wall_s:.0f} new bodies, {self.sent / wall_s:.0f} of {self.sent_bytes / self.sent:.0f} said"
-        )
+        heard = f"{self.received / wall_s:.0f} packets of {self.received_bytes / self.received:.0f} bytes heard"
+        said = f"{self.sent / wall_s:.0f} of {self.sent_bytes / self.sent:.0f} bytes said"
+        print(f"{self.name}, a second: {heard}, {said}; JSON of {self.fresh / wall_s:.0f} new bodies takes {self.json_s / wall_s:.3f} of a core")
         return [
             {"name": f"{self.name}: traffic, both directions", "value": megabytes, "unit": "MB/s", "target": 1.0},
             {"name": f"{self.name}: processor time", "value": core, "unit": "of a core", "floor": floor, "ratio": core / floor, "target": 0.05},
@@ -237,9 +238,12 @@ def lead() -> tuple[list[Window], dict[str, Any]]:
             window.add(peers, 1)
             window = next(parts)
             window.add(peers, -1)
-        for word in peers.receive():
+        words = peers.receive()
+        before_s = time.process_time()
+        for word in words:
             steps[word.node] = json.loads(word.body.decode())["step"]
-            window.fresh += 1
+        window.json_s += time.process_time() - before_s
+        window.fresh += len(words)
         if len(steps) == len(OTHERS) and (newest := min(steps.values())) > common:
             window.waits_s += [now_s - made_at(step) for step in range(common + 1, newest + 1)]
             common = newest

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ridethrough.drill import machine
 from ridethrough.drill.cluster import Cluster
 from ridethrough.drill.scenario import SERVER
 
@@ -28,8 +29,18 @@ def pair() -> Iterator[Cluster]:
     made.close()
 
 
+def require_server() -> None:
+    """As for other things that only some machines have: with CI=true their absence is a failure."""
+    why = machine.missing(has_server=True)
+    if why is not None and os.environ.get("CI") == "true":
+        pytest.fail(f"CI must run the tests of the file server: {why}", pytrace=False)
+    if why is not None:
+        pytest.skip(f"no file server: {why}")
+
+
 @pytest.fixture
 def served() -> Iterator[Cluster]:
+    require_server()
     made = Cluster(["n0", "n1"], has_server=True)
     made.await_shared(["n0", "n1"])
     yield made
@@ -85,6 +96,7 @@ def leftovers(work: str) -> list[str]:
 
 
 def test_nothing_of_a_cluster_is_left_after_it() -> None:
+    require_server()
     cluster = Cluster(["n0", "n1"], has_server=True)
     cluster.await_shared(["n0", "n1"])
     work = str(Path(cluster.disk).parent)
@@ -97,6 +109,7 @@ def test_nothing_of_a_cluster_is_left_after_it() -> None:
 
 
 def test_nothing_but_files_is_left_when_the_drill_itself_is_killed(tmp_path: Path) -> None:
+    require_server()
     code = "import time; from ridethrough.drill.cluster import Cluster; "
     code += "c = Cluster(['n0', 'n1'], has_server=True); print(c.disk, flush=True); time.sleep(60)"
     drill = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})

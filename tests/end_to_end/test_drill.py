@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -25,10 +28,21 @@ def reference() -> tuple[TraceLine, ...]:
     return conduct.train_reference(SCENARIOS["mid-step"], print)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the drills of these tests put their files, so that what is left of them is told from other drills of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = str(tmp_path_factory.mktemp("drills"))
+        patch.setenv("TMPDIR", path)
+        patch.setattr(tempfile, "tempdir", path)
+        yield path
+
+
 def leftovers() -> list[str]:
+    place = str(tempfile.tempdir)
     loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
-    nodes = [path for path in Path("/proc").glob("[0-9]*/mounts") if "ridethrough-drill" in readable(path)]
-    return [line for line in loops if "ridethrough-drill" in line] + [str(path) for path in nodes]
+    nodes = [path for path in Path("/proc").glob("[0-9]*/mounts") if place in readable(path)]
+    return [line for line in loops if place in line] + [str(path) for path in nodes] + os.listdir(place)
 
 
 def readable(path: Path) -> str:

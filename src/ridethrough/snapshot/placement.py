@@ -32,10 +32,11 @@ def is_private(part: RosterPart) -> bool:
 
 def replica_nodes(nodes: Sequence[str], node: str, domains: Mapping[str, str]) -> tuple[str, ...]:
     """The nodes that hold the private parts of `node`: up to two others, of other domains first."""
-    return _all_replicas(nodes, domains)[node]
+    return all_replicas(nodes, domains)[node]
 
 
-def _all_replicas(nodes: Sequence[str], domains: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def all_replicas(nodes: Sequence[str], domains: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The same for every node."""
     return _replicas(tuple(nodes), tuple(domains.get(node, node) for node in nodes))
 
 
@@ -80,9 +81,14 @@ def _second(first: str, at: int, place: int, elsewhere: Sequence[str], domain_of
     return second if second != first else elsewhere[(place + 1) % len(elsewhere)]
 
 
-def is_covered(roster: Roster, dark: Collection[str], domains: Mapping[str, str]) -> bool:
-    """Some living node is to write every part; what it is to write it may still not have."""
-    replicas = _all_replicas(distinct_nodes(roster), domains)
+def is_covered(roster: Roster, dark: Collection[str], replicas: Mapping[str, tuple[str, ...]]) -> bool:
+    """Some living node is to write every part; what it is to write it may still not have.
+
+    Args:
+        roster: Of the attempt.
+        dark: Nodes that write nothing.
+        replicas: As `all_replicas` says.
+    """
     for part in roster.parts:
         if all(roster.nodes[rank] in dark for rank in part.holders):
             owner = roster.nodes[part.holders[0]]
@@ -99,7 +105,7 @@ def parts_to_write(roster: Roster, node: str, *, dark: frozenset[str], is_shared
     """
     if node in dark:
         return ()
-    replicas = _all_replicas(distinct_nodes(roster), domains)
+    replicas = all_replicas(distinct_nodes(roster), domains)
     found = []
     for part in roster.parts:
         holders = list(dict.fromkeys(roster.nodes[rank] for rank in part.holders))

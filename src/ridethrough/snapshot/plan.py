@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ridethrough.format.attempt import Roster
@@ -13,9 +14,9 @@ from ridethrough.store.retain import Retention
 from ridethrough.types import AttemptRef, Parent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """As it stands on the plan board."""
+    """As it stands on the plan board. What follows from it is found once: of thousands of ranks that takes milliseconds."""
 
     run_dir: str
     run_uid: str
@@ -79,28 +80,43 @@ class Plan:
             }
         )
 
-    @property
+    @cached_property
     def local_ranks(self) -> tuple[int, ...]:
         """Ranks on this node."""
         return tuple(rank for rank, node in enumerate(self.roster.nodes) if node == self.node)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Every node once, in the order of its first rank: the order in which they lead."""
         return placement.distinct_nodes(self.roster)
 
+    @cached_property
+    def _replicas(self) -> dict[str, tuple[str, ...]]:
+        return placement.all_replicas(self.nodes, self.domains)
+
     def replica_nodes(self, node: str) -> tuple[str, ...]:
         """The nodes that hold the private parts of `node`."""
-        return placement.replica_nodes(self.nodes, node, self.domains)
+        return self._replicas[node]
 
     def held_parts(self) -> frozenset[str]:
         """Parts that a rank of this node holds."""
         mine = set(self.local_ranks)
         return frozenset(p.name for p in self.roster.parts if mine & set(p.holders))
 
+    @cached_property
+    def _coverage(self) -> dict[frozenset[str], bool]:
+        return {}
+
     def is_covered(self, dark: Collection[str]) -> bool:
         """Every part has a node to write it while those nodes are dark."""
-        return placement.is_covered(self.roster, dark, self.domains)
+        if not dark:
+            return True
+        asked = frozenset(dark)
+        if asked not in self._coverage:
+            # The lead asks each round, mostly about one set.
+            self._coverage.clear()
+            self._coverage[asked] = placement.is_covered(self.roster, asked, self._replicas)
+        return self._coverage[asked]
 
     def parts_to_write(self, dark: frozenset[str]) -> tuple[str, ...]:
         """Parts that are this node's to write while those nodes are dark."""

@@ -241,8 +241,9 @@ class Keeper:
     def _memory_op(self, message: dict[str, Any], given: list[int]) -> dict[str, Any]:
         name, size = str(message["name"]), int(message["size_bytes"])
         held = self._memory.get(name)
-        if held is not None and size and held[1] != size:
-            # A rank's state has grown: readers find the new size in the list of names and map anew.
+        if held is not None and size and held[1] != size and name.split("/")[1:2] in (["slot"], ["replica"]):
+            # A rank's state has grown: readers find the new size in the list of names and map anew. A board never
+            # changes: a `status` of another version that asks for another size must not take it from its writer.
             os.close(held[0])
             held = None
         if held is None:

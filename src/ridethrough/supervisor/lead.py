@@ -306,9 +306,10 @@ class Lead:
             return directive
         durable_step = scene.durable_step
         if len(scene.members) > 1:
-            directive = saving.confirm(directive, scene.members, scene.living, scene.around.is_covered)
+            before = directive.confirmed
+            directive = saving.confirm(directive, scene.members, scene.living, around.is_covered)
             durable_step = int(directive.confirmed["step"]) if directive.confirmed else -1
-            diverged = saving.divergence(scene.members, scene.living, durable_step)
+            diverged = saving.divergence(scene.members, scene.living, durable_step) if directive.confirmed != before else None
             if diverged is not None and f"{durable_step} {diverged[0]}" not in self._said:
                 self._said.add(f"{durable_step} {diverged[0]}")
                 self._note("replicas.diverged", step=durable_step, part=diverged[0], nodes=list(diverged[1]), ranks=[], tensors=[])

@@ -32,12 +32,14 @@ from ridethrough.supervisor.record import Pen
 from ridethrough.supervisor.scene import Sight, Surroundings
 from ridethrough.supervisor.secret import KeyFinder
 from ridethrough.supervisor.settings import Settings
-from ridethrough.supervisor.talk import CALL_SLACK_S, Talk
+from ridethrough.supervisor.talk import CALL_SLACK_S, MANY, Talk
 from ridethrough.supervisor.view import NodePhase, NodeView
 
 ROUND_S = 0.05
 _LIBRARY_WAIT_S = 120.0
-_SURVEY_S = 1.0
+_SURVEY_S, _FAR_SURVEY_S = 1.0, 5.0
+FAR_DECIDE_S = 0.25
+"""Between two decisions for many nodes: each looks at all of them."""
 _FAREWELL_S = 3.0
 """How long a lead that ends repeats its last word for nodes that have not heard it."""
 
@@ -98,7 +100,8 @@ class Supervisor:
         self._farewell_s: float | None = None
         self._survives: dict[str, int] = {}
         self._silent_s: dict[str, float | None] = {}
-        self._surveyed_s = float("-inf")
+        self._surveyed_s = self._decided_s = float("-inf")
+        self._written: dict[str, Any] = {}
         self.directive = Directive.decode(self.memory.directive) if kept else self._first_word()
         self._encoded: Directive | None = None
         """What `memory.directive` is the code of."""
@@ -176,7 +179,13 @@ class Supervisor:
         self._observer.follow(launch)
 
     def _view(self, look: dict[str, Any]) -> NodeView:
-        return self._observer.view(look, generation=self.memory.generation, is_stopping=self.directive.stop is not None, readiness=self._readiness())
+        return self._observer.view(
+            look,
+            generation=self.memory.generation,
+            is_stopping=self.directive.stop is not None,
+            readiness=self._readiness(),
+            confirmed_step=int((self.directive.confirmed or {}).get("step", -1)),
+        )
 
     def _readiness(self) -> tuple[bool, tuple[str, ...]]:
         """The gates of this node that are still shut; asked only while nobody trains."""
@@ -190,7 +199,14 @@ class Supervisor:
         return found.is_ready, found.missing
 
     def _decide(self, directive: Directive, mine: NodeView) -> Directive:
-        plan = self._observer.plan
+        plan, now_s = self._observer.plan, self._clock.monotonic_s()
+        if self._is_configured and not self._talk.is_open:
+            return directive  # without the key nobody can be called, and nobody may be gone without
+        if directive.lead == self._me and len(self._talk.order) > MANY and now_s - self._decided_s < FAR_DECIDE_S:
+            return directive
+        self._decided_s = now_s
+        sights = self._talk.sights(mine, directive)
+        self._survey(sights, plan)
         around = Surroundings(
             me=self._me,
             order=self._talk.order,
@@ -201,27 +217,27 @@ class Supervisor:
             is_covered=plan.is_covered if plan else lambda dark: not dark,
             has_shared_tier=self._settings.config.storage == "shared" or (plan is not None and plan.is_shared),
             past=tuple(policy.PastEnd(**p) for p in self.memory.past),
-            now_s=self._clock.monotonic_s(),
+            now_s=now_s,
             now_at=self._clock.now_at().isoformat(timespec="milliseconds"),
         )
-        if self._is_configured and not self._talk.is_open:
-            return directive  # without the key nobody can be called, and nobody may be gone without
-        sights = self._talk.sights(mine, directive)
-        self._survey(sights, plan)
         decided = self._lead.decide(directive, sights, around)
         if decided == directive and directive.lead == self._me:
             return directive
         return replace(decided, number=directive.number + 1, lead=self._me)
 
     def _survey(self, sights: Mapping[str, Sight], plan: Plan | None) -> None:
-        """For `status`: what memory would still have after a loss, and who is heard. Once a second: it looks at every node."""
-        if len(sights) == 1 or self._clock.monotonic_s() - self._surveyed_s < _SURVEY_S:
+        """For `status`: what memory would still have after a loss, and who is heard. Now and then: it looks at every node."""
+        every_s = _SURVEY_S if len(sights) <= MANY else _FAR_SURVEY_S
+        if len(sights) == 1 or self._clock.monotonic_s() - self._surveyed_s < every_s:
             return
         self._surveyed_s = self._clock.monotonic_s()
-        self._silent_s = {n: round(s.silent_s, 2) if s.silent_s < float("inf") else None for n, s in sights.items()}
+        # Of those that are heard there is nothing to tell, and a thousand of them would make a long story.
+        silent = {n: s for n, s in sights.items() if s.view is None or s.silent_s > self._settings.suspect_s}
+        self._silent_s = {n: round(s.silent_s, 2) if s.view is not None else None for n, s in silent.items()}
         self._survives = {}
         if plan is not None:
-            living = {n: s.view for n, s in sights.items() if n in plan.nodes and s.view is not None and s.silent_s <= self._settings.suspect_s}
+            members = frozenset(plan.nodes)
+            living = {n: s.view for n, s in sights.items() if n in members and s.view is not None and s.silent_s <= self._settings.suspect_s}
             by_domain: dict[str, list[str]] = {}
             for node in plan.nodes:
                 by_domain.setdefault(plan.domains.get(node, node), []).append(node)
@@ -249,10 +265,10 @@ class Supervisor:
             self.memory.directive = self.directive.encode()
         said = self.directive
         is_ours = plan is not None and said.attempt == plan.attempt.label and said.generation == self.memory.generation
-        self._control.write(
+        self._write(
             {
                 # Not `asdict`, which copies every name of a thousand nodes, each round.
-                "memory": {name: getattr(self.memory, name) for name in Memory.__slots__},
+                "memory": {name: getattr(self.memory, name) for name in Memory.__slots__} | {"dead_ranks": list(self.memory.dead_ranks)},
                 "launch": self.memory.launch,
                 "is_lead": is_lead,
                 "peer_port": self._peer_port,
@@ -270,6 +286,11 @@ class Supervisor:
                 "stop": said.stop if said.generation == self.memory.generation else None,
             }
         )
+
+    def _write(self, value: dict[str, Any]) -> None:
+        if value != self._written:  # every rank reads what changes, in each of its steps
+            self._control.write(value)
+            self._written = value
 
     # -- the room --------------------------------------------------------------------------------------------------
 

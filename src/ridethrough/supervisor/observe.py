@@ -17,6 +17,7 @@ from ridethrough.supervisor.relay import Relay
 from ridethrough.supervisor.view import End, NodePhase, NodeView, Refused, Sealed
 
 _UNKILLABLE_S = 60.0
+_DEAD_LOOK_S = 0.2
 _OVER = (RankPhase.DONE, RankPhase.STOPPED, RankPhase.FAILED)
 
 
@@ -38,6 +39,10 @@ class Observer:
         self._persist = link.board(names.PERSIST)
         self._relay = Relay(link)
         self._boards: dict[str, Board] = {}
+        self._states: dict[str, tuple[int, RankState | None]] = {}
+        """By board: its generation when it was read, and what stood on it."""
+        self._dead: tuple[int, ...] = ()
+        self._looked_s = float("-inf")
         self._courier: Board | None = None
         self._end: End | None = None
         self._ranks_of: Counter[str] = Counter()
@@ -51,6 +56,8 @@ class Observer:
         for board in self._boards.values():
             board.close()
         self._boards.clear()
+        self._states.clear()
+        self._dead, self._looked_s = (), float("-inf")
         self.plan, self.ranks, self._end = None, (), None
         self.launch = launch
         self._followed_s = self._clock.monotonic_s()
@@ -70,8 +77,12 @@ class Observer:
                 self._ranks_of = Counter(self.plan.roster.nodes) if self.plan is not None else Counter()
             elif name == names.COURIER and self._courier is None:
                 self._courier = self._link.board(name, size)
-        states = [decode_rank(board.read()) for board in self._boards.values()]
-        self.ranks = tuple(sorted((s for s in states if s is not None), key=lambda s: s.rank))
+        for name, board in self._boards.items():
+            generation = board.generation
+            if self._states.get(name, (None, None))[0] != generation:
+                self._states[name] = (generation, decode_rank(board.read()))
+        states = (state for _, state in self._states.values() if state is not None)
+        self.ranks = tuple(sorted(states, key=lambda s: s.rank))
 
     def saved_step(self) -> int:
         """The newest durable step of this keeper's life, -1 if none."""
@@ -81,8 +92,16 @@ class Observer:
         """Ranks whose process is gone although they were not done."""
         return [r.rank for r in self.ranks if r.phase not in _OVER and not process.is_alive(r.pid, r.process_started)]
 
-    def view(self, look: dict[str, Any], *, generation: int, is_stopping: bool, readiness: tuple[bool, tuple[str, ...]]) -> NodeView:
-        """What this node says of itself now."""
+    def _look_for_dead(self, now_s: float) -> tuple[int, ...]:
+        """Asked of the system several times a second: for eight ranks it takes longer than all the rest."""
+        if now_s - self._looked_s >= _DEAD_LOOK_S or self._dead:
+            self._looked_s, self._dead = now_s, tuple(self.dead_ranks())
+        return self._dead
+
+    def view(
+        self, look: dict[str, Any], *, generation: int, is_stopping: bool, readiness: tuple[bool, tuple[str, ...]], confirmed_step: int = -1
+    ) -> NodeView:
+        """What this node says of itself now; of its saves those that are not older than the confirmed one."""
         now_s = self._clock.monotonic_s()
         phase, stuck = self._phase(look, now_s)
         fields = view.of_ranks(self.ranks, local_world=self._ranks_of[self._node] if self.plan else None, now_s=now_s)
@@ -101,10 +120,10 @@ class Observer:
             signal=int(look["signals"][0]) if look["signals"] else 0,
             stuck=stuck,
             end=self._judge(look, is_stopping=is_stopping) if phase is NodePhase.ENDED else None,
-            dead_ranks=tuple(self.dead_ranks()),
+            dead_ranks=self._look_for_dead(now_s),
             replicas=self._replicas(),
             **fields,
-            **self._saves(now_s),
+            **self._saves(now_s, confirmed_step),
         )
 
     def _phase(self, look: dict[str, Any], now_s: float) -> tuple[NodePhase, str]:
@@ -145,7 +164,7 @@ class Observer:
             )
         return self._end
 
-    def _saves(self, now_s: float) -> dict[str, Any]:
+    def _saves(self, now_s: float, confirmed_step: int) -> dict[str, Any]:
         answer = self._persist.read()
         durable, failed = answer.get("durable") or {}, answer.get("failed") or {}
         is_ours = failed.get("launch") == self.launch
@@ -153,7 +172,7 @@ class Observer:
             "sealed": tuple(
                 Sealed(step=int(s["step"]), dark=tuple(s["dark"]), is_verified=bool(s["is_verified"]), digests=s["digests"])
                 for s in answer.get("sealed", ())
-                if s["launch"] == self.launch
+                if s["launch"] == self.launch and s["step"] >= confirmed_step
             ),
             "refused": Refused(
                 number=int(failed.get("number", 0)),

@@ -2,7 +2,7 @@
 
 ::
 
-    "rt" | version 1 | body … | flags 1 | sender 8 | life 8 | echo 4 | counter 4 | token 4 | port 2 | mac 16
+    "rt" | version 1 | body … | flags 1 | sender 8 | life 8 | echo 4 | counter 4 | token 4 | port 2 | age 2 | mac 16
 
 sender   digest of the node's name; it need not fit any list that the receiver has
 life     random, one for each start of the sender's process
@@ -10,6 +10,7 @@ echo     the token that the sender was told to echo; zeros: none yet
 counter  grows with every packet from this life to this receiver
 token    what the receiver shall echo to prove that it is alive now; zeros: the sender does not know the receiver's life
 port     where the sender listens
+age      of the body in milliseconds: what was lost is repeated later
 mac      keyed blake2b over everything before it; the key is derived from the run's key and the run's name, so that
          two runs never mix, not even with one key
 
@@ -36,7 +37,7 @@ NO_TOKEN = bytes(TOKEN_BYTES)
 
 _MAGIC = b"rt"
 _HEAD = _MAGIC + bytes([VERSION])
-_TAIL = Struct(">B8s12sI4sH")
+_TAIL = Struct(">B8s12sI4sHH")
 _MAC_BYTES = 16
 _AFTER_BODY_BYTES = _TAIL.size + _MAC_BYTES
 _LEAST_BYTES = len(_HEAD) + _AFTER_BODY_BYTES
@@ -100,6 +101,7 @@ class Packet(NamedTuple):
     counter: int
     token: bytes
     port: int
+    age: int
     packed: bytes
     """The body as it was carried."""
 
@@ -118,6 +120,11 @@ class Packet(NamedTuple):
         except zlib.error:
             return None
         return body if unpacker.eof and len(body) <= BODY_LIMIT_BYTES else None
+
+
+def milliseconds(age_s: float) -> int:
+    """An age as a packet has it; beyond a minute all are the same."""
+    return min(round(age_s * 1000), 0xFFFF)
 
 
 def tag(node: str) -> bytes:
@@ -146,9 +153,9 @@ class Letter:
         self._mac = keyed.copy()
         self._mac.update(self._begin)
 
-    def sign(self, *, sender: bytes, life: bytes, echo: bytes, counter: int, token: bytes, port: int, asks: bool = False) -> bytes:
+    def sign(self, sender: bytes, proof: bytes, counter: int, token: bytes, port: int, *, age: int, asks: bool) -> bytes:
         """The datagram for one receiver, who shall answer at once if it `asks`."""
-        tail = _TAIL.pack(self._flags | ASKS if asks else self._flags, sender, life + echo, counter, token, port)
+        tail = _TAIL.pack(self._flags | ASKS if asks else self._flags, sender, proof, counter, token, port, age)
         mac = self._mac.copy()
         mac.update(tail)
         return self._begin + tail + mac.digest()

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.udp import Datagrams
-from ridethrough.supervisor.packet import ASKS, HAS_BODY, LIFE_BYTES, NO_TOKEN, TOKEN_BYTES, Letter, Packet, Refusal, Signer, tag
+from ridethrough.supervisor.packet import ASKS, HAS_BODY, LIFE_BYTES, NO_TOKEN, TOKEN_BYTES, Letter, Packet, Refusal, Signer, milliseconds, tag
 
 SUSPECT_S = 1.5
 _ASK_RATIO = 0.75
@@ -53,6 +53,8 @@ class Heard(NamedTuple):
 
     node: str
     body: bytes
+    age_s: float
+    """How long ago it was said first when it was sent: more than 0 where a lost word was repeated."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class _Peer:
     """The body that was returned last, as it was carried."""
     said: Letter | None = None
     said_s: float = 0.0
+    """When, by the clock: what was said before we stood still is old."""
 
 
 class Peers:
@@ -200,34 +203,36 @@ class Peers:
             ValueError: The body is larger than `packet.BODY_LIMIT_BYTES`.
         """
         letter = self._signer.letter(body)
+        now_s = self._clock.monotonic_s()
         for node in to:
             peer = self._peers.get(node)
             if peer is not None:
                 peer.said = letter
-                peer.said_s = self._listened_s
+                peer.said_s = now_s
                 self._post(peer, letter)
 
     def probe(self, node: str) -> None:
         """The node is asked to answer at once with what it said to us last. `receive` does so by itself for watched nodes."""
         peer = self._peers.get(node)
         if peer is not None:
-            self._post(peer, self._said(peer), asks=True)
+            self._repeat(peer, asks=True)
 
-    def _said(self, peer: _Peer) -> Letter:
-        """What was said to the node last, if that is still true: a lost word is repeated with every question and answer."""
-        if peer.said is None or self._listened_s - peer.said_s > self._suspect_s:
-            return self._nod
-        return peer.said
+    def _repeat(self, peer: _Peer, *, asks: bool) -> None:
+        """What was said to the node last goes with every question and answer, if it still counts: it may have been lost."""
+        age_s = self._clock.monotonic_s() - peer.said_s
+        if peer.said is None or age_s > self._suspect_s:
+            self._post(peer, self._nod, asks=asks)
+        else:
+            self._post(peer, peer.said, age=milliseconds(age_s), asks=asks)
 
-    def _post(self, peer: _Peer, letter: Letter, *, asks: bool = False) -> None:
-        self._write(peer, letter, token=peer.token, echo=peer.echo, port=peer.port, asks=asks)
+    def _post(self, peer: _Peer, letter: Letter, *, age: int = 0, asks: bool = False) -> None:
+        self._write(peer, letter, peer.token, peer.echo, peer.port, age, asks)
 
-    def _write(self, peer: _Peer, letter: Letter, *, token: bytes, echo: bytes, port: int, asks: bool) -> None:
+    def _write(self, peer: _Peer, letter: Letter, token: bytes, echo: bytes, port: int, age: int, asks: bool) -> None:
         peer.sent += 1
-        datagram = letter.sign(sender=self._tag, life=self._life, echo=echo, counter=peer.sent, token=token, port=self._port, asks=asks)
-        traffic = self.traffic
-        traffic.sent += 1
-        traffic.sent_bytes += len(datagram)
+        datagram = letter.sign(self._tag, self._life + echo, peer.sent, token, self._port, age=age, asks=asks)
+        self.traffic.sent += 1
+        self.traffic.sent_bytes += len(datagram)
         self._socket.send(datagram, peer.host, port)
 
     # -- listening -------------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ class Peers:
                 self.refused[Refusal.MANGLED] += 1
             else:
                 peer.packed = packet.packed
-                heard.append(Heard(peer.node, body))
+                heard.append(Heard(peer.node, body, packet.age / 1000))
         return heard
 
     def _listen(self) -> None:
@@ -281,7 +286,7 @@ class Peers:
         if isinstance(packet, Refusal):
             self.refused[packet] += 1
             return
-        flags, sender, proof, counter, token, port, _ = packet
+        flags, sender, proof, counter, token, port, _, _ = packet
         peer = self._by_tag.get(sender)
         if peer is None:
             self.refused[Refusal.UNKNOWN] += 1
@@ -317,14 +322,13 @@ class Peers:
         for (peer, life), packet in strange.items():
             token = peer.token if life == peer.life else peer.offer
             # Its host is the one we were told, so that no recording makes us write to anybody else.
-            self._write(peer, self._nod, token=token, echo=packet.token, port=packet.port, asks=True)
+            self._write(peer, self._nod, token, packet.token, packet.port, 0, asks=True)
 
     def _answer(self, asking: Counter[_Peer]) -> None:
         spare = _BURST_PACKETS // len(asking) if asking else 0
         for peer, times in asking.items():
-            letter = self._said(peer)
             for _ in range(max(min(times, spare), 1)):
-                self._post(peer, letter)
+                self._repeat(peer, asks=False)
 
     def _ask_overdue(self) -> None:
         """Asks each round more often, so that lost packets alone make nobody silent; those that are lost only now and then."""
@@ -338,6 +342,6 @@ class Peers:
             peer.asked_s = self._listened_s
             copies = 1 if is_lost else max(min(1 << peer.asks, _ASK_COPIES, spare), 1)
             peer.asks += 1
-            self._post(peer, self._said(peer), asks=True)
+            self._repeat(peer, asks=True)
             for _ in range(copies - 1):
                 self._post(peer, self._nod, asks=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from ridethrough.errors import SaveFailed
 from ridethrough.snapshot.plan import first_save
 from ridethrough.supervisor import policy
 from ridethrough.supervisor.directive import Directive
-from ridethrough.supervisor.view import NodeView, Sealed
+from ridethrough.supervisor.view import NodeView
 
 ReplicaNodes = Callable[[str], tuple[str, ...]]
 """The nodes that hold the private parts of a node."""
@@ -39,10 +40,11 @@ def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[s
     if not living:
         return -1
     common = set.intersection(*(set(view.posted) for view in living.values()))
+    everybody = set(living)
     worst: int | None = None
     for group in groups:
         gone = set(group)
-        left = set(common) if gone < set(living) else set()
+        left = set(common) if gone < everybody else set()
         for owner in gone:
             held: set[int] = set()
             for holder in replica_nodes(owner):
@@ -54,30 +56,37 @@ def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[s
     return -1 if worst is None else worst
 
 
-def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_covered: IsCovered) -> tuple[int, bool] | None:
+def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_covered: IsCovered, *, least_step: int = -1) -> tuple[int, bool] | None:
     """The newest step whose every part is sealed, and whether all were read back; None if there is none.
 
     A save was made for one set of dark nodes: only nodes that mean the same set add up to a whole, and only if
     every part of the dark ones was somebody's to write.
+
+    Args:
+        members: Nodes of the launch.
+        views: Of those that are heard.
+        is_covered: Tells whether every part is somebody's to write without those nodes.
+        least_step: Older ones are of no interest.
     """
+    found: dict[tuple[int, tuple[str, ...]], dict[str, bool]] = {}
+    for node, view in views.items():
+        for s in view.sealed:
+            if s.step >= least_step:
+                found.setdefault((s.step, s.dark), {})[node] = s.is_verified
     best: tuple[int, bool] | None = None
-    entries = {(s.step, s.dark) for view in views.values() for s in view.sealed}
-    for step, dark in entries:
-        writers = [node for node in members if node not in dark]
-        found = [_entry(views[node], step, dark) if node in views else None for node in writers]
-        is_whole = bool(writers) and all(entry is not None for entry in found) and is_covered(dark)
-        if is_whole and (best is None or step >= best[0]):
-            is_verified = all(entry.is_verified for entry in found if entry is not None)
-            best = (step, is_verified or (best is not None and best == (step, True)))
+    for (step, dark), sealed in sorted(found.items(), reverse=True):
+        if best is not None and step < best[0]:
+            break
+        without = frozenset(dark)
+        writers = [node for node in members if node not in without]
+        if writers and all(node in sealed for node in writers) and is_covered(dark):
+            is_verified = all(sealed[node] for node in writers)
+            best = (step, is_verified or (best is not None and best[1]))
     return best
 
 
-def _entry(view: NodeView, step: int, dark: tuple[str, ...]) -> Sealed | None:
-    return next((s for s in view.sealed if s.step == step and s.dark == dark), None)
-
-
 def divergence(members: Collection[str], views: Mapping[str, NodeView], step: int) -> tuple[str, tuple[str, ...]] | None:
-    """A part that nodes hold differently at a step, and those nodes: silent divergence."""
+    """A part that nodes hold differently at a step, and those that are outvoted, or all: silent divergence."""
     by_part: dict[str, dict[str, str]] = {}
     for node in members:
         for entry in views[node].sealed if node in views else ():
@@ -85,8 +94,10 @@ def divergence(members: Collection[str], views: Mapping[str, NodeView], step: in
                 for part, digest in entry.digests.items():
                     by_part.setdefault(part, {})[node] = digest
     for part, digests in by_part.items():
-        if len(set(digests.values())) > 1:
-            return part, tuple(digests)
+        (common, votes), *others = Counter(digests.values()).most_common()
+        if others:
+            is_clear = votes > others[0][1]
+            return part, tuple(node for node, digest in digests.items() if not is_clear or digest != common)
     return None
 
 
@@ -164,8 +175,8 @@ def is_refused(directive: Directive, step: int) -> bool:
 
 def confirm(directive: Directive, members: Collection[str], living: Mapping[str, NodeView], is_covered: IsCovered) -> Directive:
     """The newest whole save is confirmed; from here on it is durable, and verified once all was read back."""
-    found = sealed_by_all(members, living, is_covered)
     before = directive.confirmed
+    found = sealed_by_all(members, living, is_covered, least_step=before["step"] if before is not None else -1)
     if found is None or (before is not None and (found[0] < before["step"] or found == (before["step"], before["is_verified"]))):
         return directive
     return replace(directive, confirmed={"step": found[0], "is_verified": found[1]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ridethrough.supervisor import policy
 from ridethrough.supervisor.directive import Directive
@@ -19,9 +20,11 @@ _ROOTS = ("ridethrough", "application", "killed", "hang", "dark", "unknown", "ca
 """Of several ends the first of these is the root; the others are its consequences."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """A node, as the lead sees it."""
+class Sight(NamedTuple):
+    """A node, as the lead sees it.
+
+    A tuple, since thousands are made each second.
+    """
 
     view: NodeView | None
     """What it said last, None if it was never heard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from ridethrough.seam.clock import Clock
 from ridethrough.seam.udp import Datagrams, UdpSocket
 from ridethrough.supervisor.directive import Directive
 from ridethrough.supervisor.election import Election
+from ridethrough.supervisor.packet import BODY_LIMIT_BYTES
 from ridethrough.supervisor.peers import Peers
 from ridethrough.supervisor.scene import Sight
 from ridethrough.supervisor.settings import Settings
@@ -17,10 +19,13 @@ from ridethrough.supervisor.view import NodeView
 
 BEAT_S = 0.4
 """Three beats and a question fit into the time after which a node is suspected."""
-_FAR_BEAT_S = 1.0
-"""Of the lead to many nodes."""
-_MANY = 64
+FAR_BEAT_S = 1.0
+"""Between many nodes: what the lead hears and says grows with their number. A lost one is asked for before it is missed."""
+MANY = 64
 _GAP_S = 0.04
+_FREE_TEXTS = frozenset({"output", "detail", "reason", "message", "text", "stuck", "missing", "fingerprint"})
+_CUTS = (300, 100, 30)
+_CUT_ITEMS = 4
 _DEPUTIES = 2
 """Nodes after the lead that hear every view, so that a successor knows at once who is there."""
 CALL_SLACK_S = 0.2
@@ -55,6 +60,12 @@ class Talk:
         self._views: dict[str, NodeView] = {}
         self._follows: dict[str, str] = {}
         self._heard_s: dict[str, float] = {}
+        self._watched: tuple[str, ...] = ()
+        self._younger: set[str] = set()
+        """Nodes whose keeper is younger than the launch called then."""
+        self._younger_than: tuple[int, float] | None = None
+        self._asked: tuple[tuple[str, ...], frozenset[str]] | None = None
+        self._answer: tuple[tuple[str, ...], frozenset[str]] = ((me,), frozenset())
         self._lives: dict[str, str | None] = {}
         self._lead_number = -1
         """Of the newest directive that whom we follow is known to have."""
@@ -89,6 +100,8 @@ class Talk:
         self.order = order
         self._views.clear()
         self._follows.clear()
+        self._younger_than = self._asked = None
+        self._watched = ()
         self._lead_number = -1
         self._sent = ()
 
@@ -116,17 +129,22 @@ class Talk:
             return directive
         now_s = self._clock.monotonic_s()
         for heard in self._peers.receive():
+            said_s = now_s - heard.age_s
             try:
-                body = json.loads(heard.body)
+                body = json.loads(heard.body.decode())
                 if body.get("r") != directive.room:
                     continue
                 self._views[heard.node] = NodeView.decode(body["v"])
                 self._follows[heard.node] = str(body["f"])
-                self._heard_s[heard.node] = now_s
+                self._heard_s[heard.node] = said_s
                 self._lives[heard.node] = self._peers.life(heard.node)
-                said = self._decode(body["d"], now_s) if "d" in body else None
+                said = self._decode(body["d"], said_s) if "d" in body else None
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue  # authentic, so of another version: it cannot be understood, and is no word from a living peer
+            if _is_younger(self._views[heard.node], said_s, directive):
+                self._younger.add(heard.node)
+            else:
+                self._younger.discard(heard.node)
             if heard.node == self.election.following:
                 self._lead_number = said.number if said is not None else int(body.get("n", 0))
             if said is not None and self._beats(said, directive):
@@ -164,16 +182,23 @@ class Talk:
         is_lead = self.election.lead(order, self._peers.age_s, now_s=now_s) == self._me
         if is_lead:
             # Before anything is decided: a node that did not owe this one a word was not silent.
-            self._peers.watch(n for n in self.order if n != self._me)
+            self._watch(self.order)
         return is_lead
 
-    def _candidates(self, mine: NodeView, directive: Directive, now_s: float) -> tuple[tuple[str, ...], set[str]]:
+    def _candidates(self, mine: NodeView, directive: Directive, now_s: float) -> tuple[tuple[str, ...], frozenset[str]]:
         """Who may lead, first come first, and which of them hold the launch: those that have restarted come after these."""
-        members = [n for n in self.order if n in directive.members] or list(self.order)
-        views = {**{n: (v, self._heard_s[n]) for n, v in self._views.items()}, self._me: (mine, now_s)}
-        younger = {n for n, (view, said_s) in views.items() if _is_younger(view, said_s, directive)}
-        holders = [n for n in members if n not in younger]
-        return (*holders, *(n for n in self.order if n not in holders)), set(holders)
+        call = (directive.generation, directive.called_s)
+        if self._younger_than != call:
+            self._younger_than = call
+            self._younger = {n for n, view in self._views.items() if _is_younger(view, self._heard_s[n], directive)}
+        younger = frozenset(self._younger | {self._me} if _is_younger(mine, now_s, directive) else self._younger)
+        if (directive.members, younger) != self._asked:
+            # Kept until somebody restarts or another launch is called: all nodes would be looked at in each round.
+            self._asked = (directive.members, younger)
+            holders = frozenset(directive.members or self.order) - younger
+            first = [n for n in self.order if n in holders]
+            self._answer = ((*first, *(n for n in self.order if n not in holders)), holders)
+        return self._answer
 
     def _is_heard(self, node: str) -> bool:
         assert self._peers is not None
@@ -184,26 +209,28 @@ class Talk:
         """Every node as this one sees it."""
         now_s = self._clock.monotonic_s()
         found = {self._me: Sight(view=mine, silent_s=0.0, has_restarted=_is_younger(mine, now_s, directive))}
-        if self._peers is None:
+        peers = self._peers
+        if peers is None:
             return found
         for node in self.order:
             if node == self._me:
                 continue
-            view, age_s = self._views.get(node), self._peers.age_s(node)
-            silent_s = self._silent_s(node, now_s)
-            found[node] = Sight(
-                view=view,
-                silent_s=silent_s,
-                age_s=float("inf") if age_s is None else max(silent_s, age_s),
-                has_restarted=view is not None and _is_younger(view, self._heard_s[node], directive),
-            )
+            view, age_s, silent_s = self._views.get(node), peers.age_s(node), peers.silence_s(node)
+            if view is None:
+                found[node] = Sight(view=None, silent_s=silent_s, age_s=float("inf") if age_s is None else age_s)
+                continue
+            heard_s = self._heard_s[node]
+            if age_s is None or self._lives[node] != peers.life(node):
+                # Silence of the life whose view we have: that the next one is there does not make it true.
+                silent_s = age_s = now_s - heard_s
+            found[node] = Sight(view=view, silent_s=silent_s, age_s=age_s, has_restarted=_is_younger(view, heard_s, directive))
         return found
 
-    def _silent_s(self, node: str, now_s: float) -> float:
-        """Silence of the life whose view we have: that the next one is there does not make it true."""
+    def _watch(self, nodes: tuple[str, ...]) -> None:
         assert self._peers is not None
-        is_same_life = node not in self._views or self._lives[node] == self._peers.life(node)
-        return self._peers.silence_s(node) if is_same_life else now_s - self._heard_s[node]
+        if nodes != self._watched:
+            self._watched = nodes
+            self._peers.watch(n for n in nodes if n != self._me)
 
     # -- speaking --------------------------------------------------------------------------------------------------
 
@@ -213,7 +240,7 @@ class Talk:
             return
         now_s = self._clock.monotonic_s()
         news = _news(view, directive if is_lead else None)
-        beat_s = BEAT_S if not is_lead or len(self.order) <= _MANY else _FAR_BEAT_S
+        beat_s = BEAT_S if len(self.order) <= MANY else FAR_BEAT_S
         since_s = now_s - self._sent_s
         if since_s < _GAP_S or (since_s < beat_s and news == self._sent):
             return
@@ -228,11 +255,11 @@ class Talk:
         if is_lead or following is None:
             to = [node for node in self.order if node != self._me]
         else:
-            order = [*directive.members, *(n for n in self.order if n not in directive.members)]
-            to = [following, *(n for n in order if n not in (following, self._me))][: _DEPUTIES + 1]
+            nearest = itertools.chain(directive.members, self.order)
+            to = list(itertools.islice(dict.fromkeys(itertools.chain([following], (n for n in nearest if n != self._me))), _DEPUTIES + 1))
         if not is_lead:
-            self._peers.watch([following] if following else [])
-        self._peers.send(json.dumps(body, separators=(",", ":"), default=str).encode(), to=to)
+            self._watch((following,) if following else ())
+        self._peers.send(_fitted(body), to=to)
 
     def _encode(self, directive: Directive, now_s: float) -> dict[str, Any]:
         """For the way: an age instead of a time, and of a thousand names one digit for four nodes."""
@@ -261,6 +288,30 @@ class Talk:
     def _unpack(self, text: str) -> list[str]:
         bits = int(text, 16)
         return [node for at, node in enumerate(self.order) if bits >> at & 1]
+
+
+def _fitted(body: dict[str, Any]) -> bytes:
+    """The body as it is sent. What is only for people to read is cut if it is too long: a node must not fall silent over it."""
+    data = _packed(body)
+    for chars in _CUTS:
+        if len(data) <= BODY_LIMIT_BYTES:
+            break
+        data = _packed(_cut(body, chars))
+    return data
+
+
+def _packed(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":"), default=str).encode()
+
+
+def _cut(value: Any, chars: int, name: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {key: _cut(inner, chars, key) for key, inner in value.items()}
+    if isinstance(value, str):
+        return value[:chars] if name in _FREE_TEXTS else value
+    if isinstance(value, list | tuple):
+        return [_cut(inner, chars, name) for inner in (value[:_CUT_ITEMS] if name in _FREE_TEXTS else value)]
+    return value
 
 
 def _is_younger(view: NodeView, said_s: float, directive: Directive) -> bool:

@@ -140,7 +140,9 @@ class NodeView:
         Raises:
             TypeError, ValueError, KeyError: It is not a view.
         """
-        known = {name: value[name] for name in NodeView.__slots__ if name in value}
+        known = dict(value)
+        for name in known.keys() - _NAMES:
+            del known[name]
         for name in ("missing", "posted", "dead_ranks"):
             if name in known:
                 known[name] = tuple(known[name])
@@ -162,6 +164,8 @@ _DEFAULTS = {
     for spec in dataclasses.fields(NodeView)
     if spec.name != "node"
 }
+
+_NAMES = frozenset(NodeView.__slots__)
 
 
 def _fields(value: Sealed | Refused | End) -> dict[str, Any]:
