@@ -181,7 +181,7 @@ def test_steps_of_an_abandoned_branch_say_where_the_run_went_on(good: Built, cal
 def test_two_heads_are_listed_with_the_error_that_names_both(good: Built, call: Call) -> None:
     twin = good.path / "attempts" / "000001-ffffffff"
     other = new_run(good.path.parent / "other")
-    shutil.copytree(next(good.path.glob("attempts/*")), twin)
+    shutil.copytree(next(good.path.glob("attempts/000001-*")), twin)
     fields = record.decode("attempt", (twin / "attempt.json").read_bytes(), path="")
     fields["attempt"] = {"seq": 1, "nonce": "f" * 32}
     (twin / "attempt.json").write_bytes(record.encode("attempt", {k: v for k, v in fields.items() if k not in ("format", "kind")}))

@@ -534,3 +534,34 @@ def test_nodes_that_found_each_other_stop_together() -> None:
     room = training(is_configured=False)
     room.ask_to_stop("n1", signal.SIGTERM)
     assert until_ended(room) == dict.fromkeys(room.names, 20)
+
+
+# -- many nodes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four are many: beats are further apart, and the lead looks at all of them less often."""
+    monkeypatch.setattr("ridethrough.supervisor.talk.MANY", 3)
+    monkeypatch.setattr("ridethrough.supervisor.loop.MANY", 3)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["n0", "n2"])
+def test_of_many_nodes_a_silent_one_is_suspected_and_given_up_hardly_later(name: str, seed: int) -> None:
+    room = training(seed=seed, for_s=8.0)
+    room.cut(name)
+    assert room.run_until(lambda: bool(room.all_events("peer.suspected")), limit_s=10) <= 2.0
+    until_over(room, lead="n1")
+    assert room.now_s - room.all_events("peer.suspected")[0].at_s <= DEAD_S
+    room.power_on(name)
+    until_training_again(room)
+
+
+@pytest.mark.usefixtures("many")
+def test_many_nodes_save_and_finish_though_one_packet_in_ten_is_lost() -> None:
+    room = training(seed=3, for_s=0.0, total_steps=60, weather=Weather(loss_ratio=0.1, delay_s=(0.001, 0.02)))
+    assert until_ended(room) == dict.fromkeys(room.names, 0)
+    assert convictions(room)[0].split()[1] == "launch.ended"
+    assert not room.all_events("peer.suspected")

@@ -19,7 +19,7 @@ from ridethrough.supervisor.view import NodeView
 
 BEAT_S = 0.4
 """Three beats and a question fit into the time after which a node is suspected."""
-FAR_BEAT_S = 1.0
+FAR_BEAT_S = 0.75
 """Between many nodes: what the lead hears and says grows with their number. A lost one is asked for before it is missed."""
 MANY = 64
 _GAP_S = 0.04
