@@ -105,6 +105,10 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
         rows.append(
             {"name": f"{name}: RPO", "value": cut["rpo_steps"], "unit": "steps", "target": limit, "met": limit is None or cut["rpo_steps"] <= limit}
         )
+    recovered = sum(incident.get("outcome") == "recovered" for incident in report.get("incidents", []))
+    felt = sum(cut["restored_step"] is not None for cut in report["cuts"])
+    name = f"{report['scenario']}: incidents on record as recovered"
+    rows.append({"name": name, "value": recovered, "unit": "incidents", "target": felt, "met": recovered == felt})
     what = "every sample once an epoch" if report.get("shrunk") else "identical"
     reason = report.get("error") or "; ".join(report.get("invariant_failures", [])) or None
     rows.append(

@@ -265,10 +265,18 @@ def test_the_writer_protocol_is_what_the_recorder_hands_out(tmp_path: Path) -> N
     [((), False), (("work",), True), (("work", "end"), False), (("end", "work", "other"), True), (("other",), False)],
 )
 def test_last_launch_without_its_end_is_recognised(tmp_path: Path, kinds: tuple[str, ...], is_cut_short: bool) -> None:
-    made = Journal(PosixFileSystem(), FakeClock(), str(tmp_path / "n.jsonl"), role="t")
+    (tmp_path / "run.json").touch()
+    (tmp_path / "journal").mkdir()
+    made = Journal(PosixFileSystem(), FakeClock(), str(tmp_path / "journal" / "n.jsonl"), role="t")
     for kind in kinds:
         made.append(kind)
     assert made.was_cut_short(frozenset({"work"}), frozenset({"end"})) is is_cut_short
+
+
+def test_how_the_last_launch_ended_is_not_known_where_the_disk_is_not_mounted(tmp_path: Path) -> None:
+    made = Journal(PosixFileSystem(), FakeClock(), str(tmp_path / "journal" / "n.jsonl"), role="t")
+    with pytest.raises(FileNotFoundError):
+        made.was_cut_short(frozenset({"work"}), frozenset({"end"}))
 
 
 def test_torn_last_record_hides_no_earlier_one(tmp_path: Path) -> None:

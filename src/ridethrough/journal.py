@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from ridethrough.errors import FormatTooNew, RideThroughError
+from ridethrough.errors import FormatTooNew
 from ridethrough.format import layout
 from ridethrough.redact import redact
 from ridethrough.seam.clock import Clock, boot_id
@@ -185,8 +185,8 @@ class Journal:
         except FileNotFoundError:
             # Somebody has removed the directory; the run goes on, and so does its record. Not so where the run's marker is
             # missing, too: that is the mount point of a disk that is not there, or a run that is not there yet.
+            self._require_run()
             directory = os.path.dirname(self.path)
-            self._fs.stat(os.path.join(os.path.dirname(directory), layout.RUN))
             self._fs.make_dir(directory)
             self._fs.sync_dir(os.path.dirname(directory))  # or a cut takes the new journal with it
             self._fs.append(self.path, line)
@@ -194,18 +194,28 @@ class Journal:
         return event
 
     def was_cut_short(self, at_work: frozenset[str], ended: frozenset[str]) -> bool:
-        """The last event of either set that this file has is one of work, and not of its end; False if it cannot be read."""
+        """The last event of either set that this file has is one of work, and not of its end.
+
+        Raises:
+            StorageError: It cannot be read.
+            FileNotFoundError: There is no run: a disk that is not mounted yet, or a run that has not begun.
+        """
         try:
             size = self._fs.stat(self.path).size_bytes
-            tail = bytearray(min(size, _TAIL_BYTES))
-            got = self._fs.read_into(self.path, memoryview(tail), offset=size - len(tail))
-        except (RideThroughError, OSError):
+        except FileNotFoundError:
+            self._require_run()
             return False
+        tail = bytearray(min(size, _TAIL_BYTES))
+        got = self._fs.read_into(self.path, memoryview(tail), offset=size - len(tail))
         for line in reversed(bytes(tail[:got]).splitlines()):
             event = decode_event(line, path=self.path)
             if event is not None and event.kind in at_work | ended:
                 return event.kind in at_work
         return False
+
+    def _require_run(self) -> None:
+        directory = os.path.dirname(os.path.dirname(self.path))
+        self._fs.stat(os.path.join(directory, layout.RUN))
 
     def _repair_tail(self) -> bytes:
         """A line end if the file was torn in mid-record, so that the torn record damages only itself."""

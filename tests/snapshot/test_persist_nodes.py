@@ -167,6 +167,30 @@ def test_refusal_elsewhere_is_one_here_too_and_on_record_once(make: Make) -> Non
     assert len(cluster.nodes["n0"].noted("checkpoint.failed")) == 1
 
 
+def test_refusal_elsewhere_is_not_heard_again_after_a_failure_of_our_own(make: Make) -> None:
+    cluster = make()
+    node = cluster.nodes["n0"]
+    node.say(refused={"number": 0, "step": 10, "code": "RT-014", "message": "n1: disk full"})
+    cluster.tick("n0")
+    cluster.announce(20, 1)
+    cluster.post(21)
+    cluster.tick("n0", times=3)
+    assert node.answer["failed"]["step"] == 20
+    assert [e["step"] for e in node.noted("checkpoint.failed")] == [10, 20]
+
+
+def test_word_of_the_next_launch_undoes_nothing_and_asks_nothing_of_the_one_before(make: Make) -> None:
+    """It names no announced step and no confirmed one; the first save of this launch is long past."""
+    cluster = make()
+    cluster.save(10, 0)
+    cluster.post(25)
+    node = cluster.nodes["n0"]
+    node.say(is_over=True, announced=None, announcement=0, confirmed=None)
+    cluster.tick("n0", times=3)
+    assert durable_step(node) == 10
+    assert node.noted("checkpoint.failed") == []
+
+
 @BOTH
 def test_part_that_reads_back_wrong_is_no_seal_any_more(make: Make, is_shared: bool) -> None:
     cluster = make(is_shared=is_shared)
@@ -338,7 +362,7 @@ def test_flush_of_a_step_that_is_no_longer_here_is_a_refusal_and_answered(make: 
 
 @BOTH
 def test_tier_keeps_the_last_saves_and_nothing_older(make: Make, is_shared: bool) -> None:
-    cluster = make(is_shared=is_shared, keep_last=2)
+    cluster = make(5, is_shared=is_shared, keep_last=2)  # of five, no node has all parts of a save
     for number in range(1, 6):
         cluster.save(10 * number, number)
     assert {n: node.kept() for n, node in cluster.nodes.items()} == {n: [40, 50] for n in cluster.names}
@@ -346,8 +370,16 @@ def test_tier_keeps_the_last_saves_and_nothing_older(make: Make, is_shared: bool
 
 def test_on_a_shared_tier_only_the_lead_removes(make: Make) -> None:
     cluster = make(keep_last=1)
-    for number in range(1, 4):
-        cluster.save(10 * number, number)
+    cluster.save(10, 1)
+    cluster.announce(20, 2)
+    cluster.post(20)
+    cluster.tick()
+    cluster.lead()
+    cluster.tick("n2", "n1")
+    assert cluster.nodes["n1"].answer["verified"]["step"] == 20
+    assert cluster.nodes["n0"].kept() == [10, 20]
+    cluster.tick("n0")
+    assert cluster.nodes["n0"].kept() == [20]
     assert [bool(node.noted("checkpoint.removed")) for node in cluster.nodes.values()] == [True, False, False]
     assert not any(node.noted("retention.failed") for node in cluster.nodes.values())
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
+import pytest
+
+from ridethrough.errors import StorageError, UsageError
 from ridethrough.seam.fs import PosixFileSystem
-from ridethrough.store.key import keep_key, kept_key, new_key
+from ridethrough.store.key import ensure_key, keep_key, kept_key, new_key
 from ridethrough.testing import RecordingFileSystem
 
 
@@ -66,3 +70,29 @@ def test_the_name_is_durable_before_the_key_is_used(tmp_path: Path) -> None:
     recorder = RecordingFileSystem(PosixFileSystem())
     keep_key(recorder, str(tmp_path), new_key())
     assert [call for call, _ in recorder.changes()][-3:] == ["append", "rename", "sync_dir"]
+
+
+def test_node_that_loses_the_race_takes_the_key_of_the_other_whatever_the_file_system_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = new_key()
+
+    def link(source: str, target: str) -> None:
+        keep_key(PosixFileSystem(), str(tmp_path), theirs)
+        raise PermissionError(errno.EPERM, "what sshfs says", target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert ensure_key(PosixFileSystem(), str(tmp_path)) == theirs
+
+
+@pytest.mark.parametrize(("number", "expected"), [(errno.EPERM, UsageError), (errno.EOPNOTSUPP, UsageError), (errno.EIO, StorageError)])
+def test_where_no_key_can_be_made_it_is_said_and_storage_that_may_recover_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception]
+) -> None:
+    def link(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number), target)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(expected):
+        ensure_key(PosixFileSystem(), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

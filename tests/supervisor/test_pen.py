@@ -21,6 +21,8 @@ class FakeJournal:
         self.may_go = threading.Event()
         self.may_go.set()
         self.refuses = False
+        self.is_away = False
+        self.is_cut_short = False
 
     def append(self, kind: str, /, **data: Any) -> None:
         self.may_go.wait(30)
@@ -29,7 +31,9 @@ class FakeJournal:
         self.events.append((kind, data))
 
     def was_cut_short(self, at_work: frozenset[str], ended: frozenset[str]) -> bool:
-        return False
+        if self.is_away:
+            raise FileNotFoundError
+        return self.is_cut_short
 
 
 @pytest.fixture
@@ -146,6 +150,16 @@ def test_refused_event_is_written_without_a_newer_one(pen: Pen, journal: FakeJou
     journal.refuses = False
     wait_for_events(journal, 1)
     assert [kind for kind, _ in journal.events] == ["one"]
+
+
+def test_whether_the_run_was_cut_short_is_looked_up_when_storage_has_come(pen: Pen, journal: FakeJournal) -> None:
+    journal.is_away = journal.is_cut_short = True
+    pen.open(journal)  # type: ignore[arg-type]
+    pen.note("muster.waiting")
+    assert pen.is_unfinished is None
+    journal.is_away = False
+    pen.note("launch.decided")
+    assert pen.is_unfinished is True
 
 
 @pytest.mark.usefixtures("short_wait")

@@ -313,6 +313,14 @@ def test_save_that_memory_no_longer_has_is_given_up_and_the_next_is_made_without
     assert room.step < 90
 
 
+def test_saves_go_on_without_a_silent_node_also_where_memory_has_a_step_for_less_than_a_beat() -> None:
+    room = training(for_s=1.0, round_s=0.04, step_s=0.04, save_every=50)
+    room.silence("n2")
+    room.run_for(3.0)
+    for _ in range(2):
+        until_durable(room, room.step, limit_s=12.0)
+
+
 def test_first_save_of_all_is_taken_over_too() -> None:
     room = training(for_s=0.0)
     room.run_until(lambda: room.step >= 20, limit_s=20)

@@ -84,7 +84,7 @@ def test_word_of_the_lead_reaches_every_node() -> None:
 
 def test_views_of_the_nodes_reach_the_lead() -> None:
     hall = Hall("a", "b", "c")
-    hall.speakers["c"].view = replace(hall.speakers["c"].view, step=12)
+    hall.speakers["c"].view = hall.speakers["c"].view._replace(step=12)
     hall.run(1.0)
     found = hall.sights("a")["c"].view
     assert found is not None
@@ -95,10 +95,10 @@ def test_news_is_said_at_once_and_the_rest_with_the_next_beat() -> None:
     hall = Hall("a", "b", "c")
     hall.run(2.0)
     sent = hall.network.counts["sent"]
-    hall.speakers["b"].view = replace(hall.speakers["b"].view, step=13)
+    hall.speakers["b"].view = hall.speakers["b"].view._replace(step=13)
     hall.run(0.1)
     quiet = hall.network.counts["sent"] - sent
-    hall.speakers["b"].view = replace(hall.speakers["b"].view, flushed=3)
+    hall.speakers["b"].view = hall.speakers["b"].view._replace(flushed=3)
     hall.run(0.1)
     heard = hall.sights("a")["b"].view
     assert heard is not None
@@ -264,7 +264,7 @@ def test_largest_word_of_a_thousand_nodes_fits_into_a_heartbeat() -> None:
 def test_output_in_any_script_and_colour_does_not_keep_a_node_from_speaking() -> None:
     hall = Hall("a", "b")
     end = End(status=1, cause="application", fingerprint="值错误", detail="错误的批次" * 60, output="\x1b[31m错误" * 250)
-    hall.speakers["b"].view = replace(hall.speakers["b"].view, phase=NodePhase.ENDED, end=end)
+    hall.speakers["b"].view = hall.speakers["b"].view._replace(phase=NodePhase.ENDED, end=end)
     hall.run(1.0)
     found = hall.sights("a")["b"].view
     assert found is not None
@@ -274,7 +274,7 @@ def test_output_in_any_script_and_colour_does_not_keep_a_node_from_speaking() ->
 
 def test_what_the_sites_gates_say_at_length_does_not_keep_a_node_from_speaking() -> None:
     hall = Hall("a", "b")
-    hall.speakers["b"].view = replace(full_view("b"), missing=tuple(f"storage: /data/{n} does not answer: {'x' * 200}" for n in range(100)))
+    hall.speakers["b"].view = full_view("b")._replace(missing=tuple(f"storage: /data/{n} does not answer: {'x' * 200}" for n in range(100)))
     hall.run(1.0)
     found = hall.sights("a")["b"].view
     assert found is not None

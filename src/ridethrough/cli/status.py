@@ -17,6 +17,7 @@ from ridethrough.seam.clock import SystemClock
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.address import find_socket
 from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.placement import REPLICA_LIMIT_BYTES
 from ridethrough.snapshot.plan import first_save
 
 _STORAGE_S = 1.2
@@ -93,17 +94,24 @@ def _ask_keeper(run_dir: str, now_s: float) -> dict[str, Any] | None:
         held = link.names()
         control = link.board(names.CONTROL).read() if names.CONTROL in held else {}
         answer = link.board(names.PERSIST).read() if names.PERSIST in held else {}
+        copies = link.board(names.COURIER).read() if names.COURIER in held else {}
         launch = int(control.get("launch", 0))
         boards = [link.board(name, size).read() for name, size in held.items() if name.startswith(f"{launch}/rank/")]
         plan = link.board(names.plan_board(launch), names.PLAN_BYTES).read() if names.plan_board(launch) in held else {}
         link.close()
     except KeeperGone as error:
         return {**_NOT_RUNNING, "keeper": {"pid": None, "answers": False}, "alarms": [f"the keeper does not answer: {error}"]}
-    return _describe(look, control, answer, sorted((b for b in boards if b), key=lambda b: int(b["rank"])), plan, now_s)
+    return _describe(look, control, answer, copies, sorted((b for b in boards if b), key=lambda b: int(b["rank"])), plan, now_s)
 
 
 def _describe(
-    look: dict[str, Any], control: dict[str, Any], answer: dict[str, Any], ranks: list[dict[str, Any]], plan: dict[str, Any], now_s: float
+    look: dict[str, Any],
+    control: dict[str, Any],
+    answer: dict[str, Any],
+    copies: dict[str, Any],
+    ranks: list[dict[str, Any]],
+    plan: dict[str, Any],
+    now_s: float,
 ) -> dict[str, Any]:
     steps = [int(r["step"]) for r in ranks if int(r.get("step", -1)) >= 0]
     durable, verified, busy = answer.get("durable"), answer.get("verified"), answer.get("busy")
@@ -129,7 +137,7 @@ def _describe(
             "in_progress": {"step": busy["step"], "phase": busy["phase"], "age_s": round(now_s - busy["since_s"], 2)} if busy else None,
             "last_s": answer.get("save_s"),
         },
-        "alarms": _alarms(helpers, answer, control),
+        "alarms": _alarms(helpers, answer, copies, control),
         "ranks": [
             {
                 "rank": r["rank"],
@@ -181,7 +189,7 @@ def _nodes(control: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _alarms(helpers: dict[str, Any], answer: dict[str, Any], control: dict[str, Any]) -> list[str]:
+def _alarms(helpers: dict[str, Any], answer: dict[str, Any], copies: dict[str, Any], control: dict[str, Any]) -> list[str]:
     alarms = [f"the {role} is being restarted" for role, h in helpers.items() if not h["is_alive"]]
     if answer.get("failures_in_a_row"):
         failed = answer["failed"]
@@ -191,6 +199,9 @@ def _alarms(helpers: dict[str, Any], answer: dict[str, Any], control: dict[str, 
         alarms.append(f"ranks {d['ranks']} differ in {', '.join(d['tensors'])} at step {d['step']}: silent divergence")
     if answer.get("journal_error"):
         alarms.append(f"the journal cannot be written: {answer['journal_error']}")
+    if copies.get("too_large"):
+        ranks = ", ".join(str(rank) for rank in copies["too_large"])
+        alarms.append(f"private parts of rank {ranks} are above {REPLICA_LIMIT_BYTES >> 10} KiB: no other node holds them before they are saved")
     refused = {reason: count for reason, count in (control.get("refused_packets") or {}).items() if count > _STRAY}
     if refused:
         alarms.append(f"packets refused: {', '.join(f'{count} {reason}' for reason, count in refused.items())}; the same key and run on every node?")

@@ -91,7 +91,8 @@ class Machine:
             mount: The command that mounts the file server and runs while it is mounted.
         """
         Path(self._work, f"boot-{self.name}").write_text(f"{uuid.uuid4()}\n", encoding="ascii")
-        namespaces = ("--net", "--mount", "--pid", "--uts", "--propagation", "private", "--mount-proc")
+        # A slave and not private: what this machine unmounts meanwhile must not be kept in use by the node's copy of it.
+        namespaces = ("--net", "--mount", "--pid", "--uts", "--propagation", "slave", "--mount-proc")
         arguments = (self.name, self._image, self._options, self.disk, self._work, *mount)
         self._first = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "--fork", "--kill-child", "sh", "-c", _BOOT, "sh", *arguments],

@@ -41,6 +41,7 @@ class _Struck:
     cut: Cut
     phase: str
     at_s: float
+    at_step: int
     since: int
     """Number of the first event after it."""
     seq: int
@@ -171,7 +172,9 @@ class Play:
         step = self._watch.last_step()[0]
         who = f" of {cut.describe()}" if self._scenario.nodes > 1 else ""
         self._say(f"cut{who}, {cut.kind.value}, after step {step} (persister: {phase})")
-        return _Struck(cut=cut, phase=phase, at_s=at_s, since=since, seq=seq, acknowledged=self._watch.acknowledged(), limit_steps=limit)
+        return _Struck(
+            cut=cut, phase=phase, at_s=at_s, at_step=step, since=since, seq=seq, acknowledged=self._watch.acknowledged(), limit_steps=limit
+        )
 
     def _await_instant(self, cut: Cut) -> tuple[str, int | None]:
         """Returns at the instant of the cut; says what the persister was doing, and how many steps may be lost."""
@@ -288,7 +291,7 @@ class Play:
             phase=struck.phase,
             nodes=cut.describe(),
             returns=cut.describe_return(),
-            at_step=step,
+            at_step=struck.at_step,
             restored_step=None,
             rpo_steps=0,
             rpo_limit_steps=struck.limit_steps,

@@ -172,7 +172,7 @@ class PosixFileSystem:
 
     def create(self, path: str, size_bytes: int) -> Writer:
         with translated(path, "create"):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = _create_exclusively(path)
         try:
             if size_bytes:
                 # ENOSPC must come here, before anything is at risk, and not in the middle of the payload.
@@ -274,6 +274,16 @@ class PosixFileSystem:
         with translated(path, "usage"):
             found = shutil.disk_usage(path)
         return Usage(total_bytes=found.total, free_bytes=found.free)
+
+
+def _create_exclusively(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        # SFTP has no code for "the name is taken": sshfs says EPERM to whoever loses a race for it.
+        if error.errno == errno.EPERM and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+        raise
 
 
 def _read_direct(path: str, buffer: memoryview, offset: int) -> int | None:

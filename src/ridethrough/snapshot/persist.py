@@ -129,6 +129,8 @@ class Persister:
         if not launch or not self._load_plan(launch):
             return False
         assert self._plan is not None
+        if control.get("is_over"):
+            return False
         self._hear(control)
         flush = control.get("flush")
         if flush and int(flush["id"]) > self._answer.flushed:

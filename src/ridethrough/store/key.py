@@ -7,6 +7,7 @@ read by its owner only: whoever has it can tell supervisors what to do.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -19,6 +20,8 @@ from ridethrough.seam.fs import FileSystem, translated
 _KEY = re.compile(r"[0-9a-f]{64}")
 _OTHERS = 0o077
 _MAX_BYTES = 4096
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system says that knows no hard links."""
 
 
 def new_key() -> str:
@@ -79,7 +82,12 @@ def keep_key(fs: FileSystem, run_dir: str, key: str) -> None:
 
 
 def ensure_key(fs: FileSystem, run_dir: str) -> str:
-    """The key that lies in the run directory; made if there is none, by exactly one of several nodes that look at once."""
+    """The key that lies in the run directory; made if there is none, by exactly one of several nodes that look at once.
+
+    Raises:
+        UsageError: It can be read by others, it is not a key, or one cannot be made here.
+        StorageError: The storage refuses; the same call may be tried again.
+    """
     found = kept_key(fs, run_dir)
     if found is not None:
         return found
@@ -87,16 +95,24 @@ def ensure_key(fs: FileSystem, run_dir: str) -> str:
     temporary = f"{path}.{uuid.uuid4().hex[:8]}{layout.TEMPORARY}"
     with translated(temporary, "create"):
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    refusal: OSError | None = None
     try:
         fs.append(temporary, new_key().encode() + b"\n")
         # A link and not a rename: of two nodes that do this at once the second must take the first one's key.
-        with contextlib.suppress(FileExistsError), translated(path, "link"):
-            os.link(temporary, path)
+        os.link(temporary, path)
+    except OSError as error:
+        refusal = error  # for a name that is taken, file systems have several; whether there is a key tells
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
     fs.sync_dir(run_dir)  # without it a power cut may take the name away
     key = kept_key(fs, run_dir)
+    if key is None and refusal is not None and refusal.errno not in _NO_LINKS:
+        with translated(path, "link"):
+            raise refusal
     if key is None:
-        raise UsageError(detail=f"key file {path} was removed while it was made")
+        raise UsageError(
+            detail=f"{path} cannot be made here (no hard links?): make it once with `(umask 077; openssl rand -hex 32 > FILE)` "
+            "and set peers.key_file or RIDETHROUGH_KEY_FILE"
+        )
     return key

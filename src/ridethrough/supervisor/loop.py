@@ -37,6 +37,8 @@ from ridethrough.supervisor.view import NodePhase, NodeView
 
 ROUND_S = 0.05
 _LIBRARY_WAIT_S = 120.0
+_KEY_WAIT_S = 2.0
+"""Healthy storage has told the key by then; later a person is told why nothing happens."""
 _SURVEY_S, _FAR_SURVEY_S = 1.0, 5.0
 FAR_DECIDE_S = 0.25
 """Between two decisions for many nodes: each looks at all of them."""
@@ -96,6 +98,7 @@ class Supervisor:
         self._began_s = clock.monotonic_s()
         self._peer_port = 0
         self._finder: KeyFinder | None = None
+        self._keyless = ""
         self._gates: Gates | None = None
         self._farewell_s: float | None = None
         self._survives: dict[str, int] = {}
@@ -270,6 +273,8 @@ class Supervisor:
                 # Not `asdict`, which copies every name of a thousand nodes, each round.
                 "memory": {name: getattr(self.memory, name) for name in Memory.__slots__} | {"dead_ranks": list(self.memory.dead_ranks)},
                 "launch": self.memory.launch,
+                # The word is of the next launch: whatever it says, or does not say any more, is nothing for this one.
+                "is_over": said.generation > self.memory.generation,
                 "is_lead": is_lead,
                 "peer_port": self._peer_port,
                 "suspected": said.is_suspect,
@@ -311,6 +316,9 @@ class Supervisor:
             addresses = {node: (address, config.peers.port) for node, address in config.addresses.items()}
             self._talk.enter(key=self._finder.key, scope=config.run, addresses=addresses, order=config.order)
             self._talk.election.enter(None, now_s=self._clock.monotonic_s())
+        elif self._clock.monotonic_s() - self._began_s > _KEY_WAIT_S and self._finder.reason != self._keyless:
+            self._keyless = self._finder.reason  # nobody else can tell a person why nothing happens: we cannot talk to them
+            self._pen.note("muster.waiting", reason=self._keyless, missing=[self._me])
 
     def _enter_room(self) -> None:
         """A node that was alone meets those of its attempt, and is alone again when the attempt is over."""

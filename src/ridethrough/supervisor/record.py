@@ -108,7 +108,6 @@ class Pen:
     def _write(self) -> None:
         self._is_open.wait()
         assert self._journal is not None
-        self.is_unfinished = self._journal.was_cut_short(_AT_WORK, _ENDED)
         refused: collections.deque[tuple[str, dict[str, Any]]] = collections.deque(maxlen=_REFUSED)
         while True:
             done = None
@@ -116,6 +115,8 @@ class Pen:
                 kind, data, done = self._queue.get(timeout=_RETRY_S if refused else None)
                 refused.append((kind, data))
             try:
+                if self.is_unfinished is None:  # before our own first record; storage may come minutes after us
+                    self.is_unfinished = self._journal.was_cut_short(_AT_WORK, _ENDED)
                 while refused:
                     self._journal.append(refused[0][0], **refused[0][1])
                     refused.popleft()

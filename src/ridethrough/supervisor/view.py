@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ridethrough.snapshot.ranks import RankPhase, RankState
 
 _STEPPING = (RankPhase.TRAINING, RankPhase.OUTSIDE)
 _AT_WORK = (*_STEPPING, RankPhase.SAVING)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class NodePhase(StrEnum):
@@ -37,14 +39,13 @@ class End:
     output: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
-    """A save whose parts of this node are sealed."""
+class Sealed(NamedTuple):
+    """A save whose parts of this node are sealed. A tuple, as `NodeView` is."""
 
     step: int
     dark: tuple[str, ...] = ()
     is_verified: bool = False
-    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    digests: Mapping[str, str] = _NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +60,11 @@ class Refused:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """One node, as its supervisor sees it."""
+class NodeView(NamedTuple):
+    """One node, as its supervisor sees it.
+
+    A tuple, since the lead of a thousand nodes makes thousands each second.
+    """
 
     node: str
     up_s: float = 0.0
@@ -95,7 +98,7 @@ class NodeView:
     step_s_p99: float = 0.0
     posted: tuple[int, ...] = ()
     """Steps of which every rank here has a snapshot."""
-    replicas: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    replicas: Mapping[str, tuple[int, ...]] = _NOTHING
     """By other node: steps of which all its private parts are here."""
     wanted: int | None = None
     """Every rank here waits for this step to be durable."""
@@ -124,13 +127,12 @@ class NodeView:
             value = getattr(self, name)
             if value != default:
                 found[name] = round(value, 3) if type(value) is float else value
-        # Not `asdict`: a lead of a thousand nodes reads and writes thousands of these each second.
         if self.sealed:
-            found["sealed"] = [_fields(s) for s in self.sealed]
+            found["sealed"] = [{**s._asdict(), "digests": dict(s.digests)} for s in self.sealed]
         if self.refused is not None:
-            found["refused"] = _fields(self.refused)
+            found["refused"] = dataclasses.asdict(self.refused)
         if self.end is not None:
-            found["end"] = _fields(self.end)
+            found["end"] = dataclasses.asdict(self.end)
         return found
 
     @staticmethod
@@ -159,17 +161,8 @@ class NodeView:
         return NodeView(**known)
 
 
-_DEFAULTS = {
-    spec.name: spec.default_factory() if spec.default_factory is not dataclasses.MISSING else spec.default
-    for spec in dataclasses.fields(NodeView)
-    if spec.name != "node"
-}
-
-_NAMES = frozenset(NodeView.__slots__)
-
-
-def _fields(value: Sealed | Refused | End) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
+_DEFAULTS = NodeView._field_defaults
+_NAMES = frozenset(NodeView._fields)
 
 
 def of_ranks(ranks: tuple[RankState, ...], *, local_world: int | None, now_s: float) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Public fakes and faults, so that your recovery can be tested the way ours is.
 
 * `FakeClock`: time that moves when told to.
+* `FakeNetwork` and its `Weather`: packets that are lost, delayed, repeated and mangled, from one seed.
 * `RecordingFileSystem` and the faults over it (`ErrorOn`, `FlipBit`, `TruncateOnce`, `ShortRead`,
   `DropSyncs`): real storage with one named fault.
 * `LoopDisk`: a small ext4 disk whose power can be cut (root).
@@ -12,6 +13,7 @@ May import everything; nothing imports it.
 from ridethrough.testing.clock import FakeClock
 from ridethrough.testing.disk import CUT, CUT_JOURNAL_FLUSHED, LoopDisk, missing_for_disks
 from ridethrough.testing.faults import DropSyncs, ErrorOn, FlipBit, RecordingFileSystem, ShortRead, TruncateOnce, flip_bit
+from ridethrough.testing.network import FakeNetwork, Weather
 from ridethrough.testing.store import Loaded, Saved, SimpleStore, load_newest, restorable_steps, save_once
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "DropSyncs",
     "ErrorOn",
     "FakeClock",
+    "FakeNetwork",
     "FlipBit",
     "Loaded",
     "LoopDisk",
@@ -28,6 +31,7 @@ __all__ = [
     "ShortRead",
     "SimpleStore",
     "TruncateOnce",
+    "Weather",
     "flip_bit",
     "load_newest",
     "missing_for_disks",
