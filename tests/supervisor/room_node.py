@@ -6,6 +6,7 @@ of the keeper, the order in which things happen.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -117,7 +118,39 @@ class Worker:
         for rank in plan.local_ranks:
             who = {"pid": DEAD_PID, "process_started": 1} if rank == self.dead_rank else _ME
             board = self.node.keeper.board(links.rank_board(self.launch, rank))
-            board.write({**common, **who, "rank": rank, "restored_step": self.job.restored_step, "posted_steps": sorted(self.posted), **self.says})
+            board.write({**common, **who, "rank": rank, "restored_step": self.job.restored_step, "posted_steps": sorted(self.posted), **self._here()})
+
+    def _here(self) -> dict[str, Any]:
+        """What it says, with times of the node's own clock."""
+        clock, found = self.node.clock, dict(self.says)
+        for name in ("step_at_s", "wanted_at_s"):
+            if name in found:
+                found[name] = clock.here_s(found[name])
+        if "times_s" in found:
+            found["times_s"] = {phase: clock.here_s(at_s) for phase, at_s in found["times_s"].items()}
+        return found
+
+
+class NodeClock:
+    """The clocks of one life of a node: the monotonic one began somewhere else, the wall is off by hours."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._ahead_s = room.skew.uniform(-1e6, 1e6)
+        self._wall_ahead = datetime.timedelta(hours=room.skew.uniform(-12, 12))
+
+    def now_at(self) -> datetime.datetime:
+        return self._room.clock.now_at() + self._wall_ahead
+
+    def monotonic_s(self) -> float:
+        return self.here_s(self._room.now_s)
+
+    def sleep(self, duration_s: float) -> None:
+        self._room.clock.sleep(duration_s)
+
+    def here_s(self, now_s: float) -> float:
+        """What it shows at that instant of the room's clock."""
+        return now_s + self._ahead_s
 
 
 class Keeper:
@@ -157,7 +190,7 @@ class Keeper:
             "launch": self.launches,
             "pid": 1 if worker else 0,
             "status": worker.status if worker else None,
-            "ended_s": worker.ended_s if worker else None,
+            "ended_s": self._node.clock.here_s(worker.ended_s) if worker and worker.ended_s is not None else None,
             "trainers": 0,
             "workers": None if worker is None or worker.status is None else worker.left,
             "signals": list(self.signals),
@@ -232,6 +265,8 @@ class SimPersister:
                 self._go_on(self._save, now_s)
             return
         control = self._control.read()
+        if control.get("is_over"):
+            return
         launch = int(control.get("launch", 0))
         if launch != self.says["launch"]:
             self._done, self._ready_s = None, None
@@ -290,7 +325,7 @@ class SimPersister:
                 "step": step,
                 "code": code,
                 "message": message,
-                "at_s": self._room.now_s,
+                "at_s": self._node.clock.here_s(self._room.now_s),
             },
         }
         self._publish()
@@ -376,6 +411,7 @@ class Node:
     def boot(self) -> None:
         self.is_on, self.exit = True, None
         self.lives += 1
+        self.clock = NodeClock(self._room)
         self.keeper = Keeper(self, self._room)
         self.held: dict[int, list[int]] = {}
         """By rank of another node: steps of its private part that are in memory here."""

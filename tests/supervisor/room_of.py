@@ -97,6 +97,8 @@ class Room:
     ) -> None:
         self.clock = FakeClock()
         self.random = random.Random(seed)
+        self.skew = random.Random(seed)
+        """How far the nodes' clocks are apart."""
         self.network = FakeNetwork(self.clock, seed=seed, weather=weather or Weather(delay_s=(0.001, 0.004)))
         self.names = tuple(f"n{number}" for number in range(count))
         self.habits = Habits(**habits)
@@ -308,8 +310,9 @@ class Room:
     def _start_supervisor(self, name: str) -> None:
         settings = self.settings
         with mock.patch.dict(os.environ, RIDETHROUGH_NODE=name):
-            talk = Talk(self.clock, settings, name, open_socket=lambda port, interface: self.network.socket(name, port))
-            made = Supervisor(PosixFileSystem(), self.clock, self.nodes[name].keeper, settings, pen=_Pen(self, name), talk=talk)  # type: ignore[arg-type]
+            clock = self.nodes[name].clock
+            talk = Talk(clock, settings, name, open_socket=lambda port, interface: self.network.socket(name, port))
+            made = Supervisor(PosixFileSystem(), clock, self.nodes[name].keeper, settings, pen=_Pen(self, name), talk=talk)  # type: ignore[arg-type]
         made._finder = SimpleNamespace(key=KEY, refusal=None, reason="")  # type: ignore[assignment]
         node = self.nodes[name]
         made._gates = SimpleNamespace(look=lambda host: SimpleNamespace(is_ready=not node.missing, missing=node.missing))  # type: ignore[assignment]

@@ -338,6 +338,27 @@ def test_stop_is_not_agreed_without_a_node_that_is_not_heard() -> None:
     assert until_ended(room, limit_s=20) == dict.fromkeys(room.names, 20)
 
 
+def test_agreement_to_stop_that_a_lead_leaves_behind_is_carried_on_by_its_successor() -> None:
+    """How long it has been wanted is told as an age: the successor's clock shows something else."""
+    room = training(settings={"grace_s": 60.0})
+    room.silence("n3")  # else it would be over at once
+    room.run_for(3.0)
+    room.ask_to_stop("n1", signal.SIGTERM)
+    room.run_for(1.0)
+    before = room.word("n1").stop
+    room.freeze("n0", 20.0)
+    room.run_until(lambda: "n1" in room.leads, limit_s=10)
+    room.run_for(1.0)
+    after = room.word("n1").stop
+    assert before is not None
+    assert after is not None
+    assert after["state"] == "proposed"
+    waited_s = room.nodes["n1"].clock.monotonic_s() - after["since_s"]
+    assert 2.0 < waited_s < 15.0
+    room.heal()
+    assert until_ended(room, limit_s=60) == dict.fromkeys(room.names, 20)
+
+
 def decide_stop(views: dict[str, NodeView], stop: dict[str, Any] | None, **silent_s: float) -> dict[str, Any]:
     """What a lead makes of an agreement to stop."""
     word = Directive(stage=Stage.RUNNING, generation=1, members=tuple(views), stop=stop, lead="a")

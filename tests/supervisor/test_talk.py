@@ -297,10 +297,12 @@ def test_lists_of_nodes_come_out_of_the_packing_as_they_went_in(dark: set[str], 
     assert talk._decode(carried, 1000.0) == word
 
 
-def test_time_of_a_call_is_told_as_an_age_for_clocks_differ_between_nodes() -> None:
+def test_times_are_told_as_ages_for_clocks_differ_between_nodes() -> None:
     talk = Talk(FakeClock(), SETTINGS, "a")
-    carried = talk._encode(Directive(called_s=990.0), 1000.0)
-    assert talk._decode(dict(carried), 50.0).called_s == 40.0
+    carried = talk._encode(Directive(called_s=990.0, stop={"id": 1, "state": "signalled", "since_s": 995.0, "term_s": 998.0}), 1000.0)
+    heard = talk._decode(dict(carried), 50.0)
+    assert heard.called_s == 40.0
+    assert heard.stop == {"id": 1, "state": "signalled", "since_s": 45.0, "term_s": 48.0}
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------------

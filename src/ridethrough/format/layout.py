@@ -27,7 +27,6 @@ KEY = "key"
 _STEP = re.compile(r"step-([0-9]{9,18})-([0-9a-f]{8})")
 _ATTEMPT = re.compile(r"([0-9]{6,18})-([0-9a-f]{8})")
 _CLAIM = re.compile(r"([0-9]{6,18})\.claim")
-_PROBE = re.compile(r"probe-([0-9a-f]{32})-(.+)\.tmp")
 _PART = re.compile(r"([a-z][a-z0-9-]{0,63})~([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)-([0-9a-f]{8})\.(safetensors|seal)")
 _PART_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
@@ -85,12 +84,6 @@ def parse_claim(name: str) -> int | None:
 def probe_name(token: str, node: str) -> str:
     """A file that a node leaves for the others to see."""
     return f"probe-{token}-{node}{TEMPORARY}"
-
-
-def parse_probe(name: str) -> tuple[str, str] | None:
-    """Token and node of a probe, or None."""
-    found = _PROBE.fullmatch(name)
-    return (found.group(1), found.group(2)) if found else None
 
 
 def part_stem(part: str, node: str, nonce: str) -> str:

@@ -24,6 +24,7 @@ FAR_BEAT_S = 0.75
 MANY = 64
 _GAP_S = 0.04
 _FREE_TEXTS = frozenset({"output", "detail", "reason", "message", "text", "stuck", "missing", "fingerprint"})
+_STOP_TIMES = ("since_s", "term_s")
 _CUTS = (300, 100, 30)
 _CUT_ITEMS = 4
 _DEPUTIES = 2
@@ -263,8 +264,7 @@ class Talk:
 
     def _encode(self, directive: Directive, now_s: float) -> dict[str, Any]:
         """For the way: an age instead of a time, and of a thousand names one digit for four nodes."""
-        found = directive.encode()
-        found["called_s"] = round(now_s - directive.called_s, 3)
+        found = _turned({**directive.encode(), "called_s": directive.called_s}, now_s)
         for holder, name in self._lists(found):
             holder[name] = self._pack(holder[name])
         return found
@@ -272,7 +272,7 @@ class Talk:
     def _decode(self, value: dict[str, Any], now_s: float) -> Directive:
         for holder, name in self._lists(value):
             holder[name] = self._unpack(holder[name])
-        return Directive.decode({**value, "called_s": now_s - float(value["called_s"])})
+        return Directive.decode(_turned(value, now_s))
 
     @staticmethod
     def _lists(value: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
@@ -288,6 +288,15 @@ class Talk:
     def _unpack(self, text: str) -> list[str]:
         bits = int(text, 16)
         return [node for at, node in enumerate(self.order) if bits >> at & 1]
+
+
+def _turned(value: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Times of this node's clock as ages, or ages as times: every node's monotonic clock began somewhere else."""
+    found = {**value, "called_s": round(now_s - float(value["called_s"]), 3)}
+    if value.get("stop") is not None:
+        stop = value["stop"]
+        found["stop"] = {**stop, **{name: round(now_s - float(stop[name]), 3) for name in _STOP_TIMES if name in stop}}
+    return found
 
 
 def _fitted(body: dict[str, Any]) -> bytes:
