@@ -51,7 +51,7 @@ bench: setup ## what a snapshot and a durable save cost, as ratios to a plain co
 crash: setup ## cut the save path at every phase on a real file system
 	@mkdir -p build
 	@rm -f build/crash-rows.json
-	RIDETHROUGH_ROWS=build/crash-rows.json $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
+	RIDETHROUGH_ROWS=build/crash-rows.json RIDETHROUGH_LONG_RUN_SAVES=10000 $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
 	@$(BIN)/python bench/figures.py crash build/crash-rows.json
 
 docs: $(READY) ## regenerate the generated pages and check every link

@@ -6,7 +6,7 @@ import os
 
 from ridethrough.seam import process
 from ridethrough.snapshot.board import Board
-from ridethrough.snapshot.link import BOARD_BYTES
+from ridethrough.snapshot.link import board_bytes
 from ridethrough.snapshot.slots import Slot
 
 
@@ -28,8 +28,8 @@ class FakeLink:
             held = self._memory[name] = (process.memory_file("test", size_bytes), size_bytes)
         return os.dup(held[0])
 
-    def board(self, name: str, size_bytes: int = BOARD_BYTES) -> Board:
-        return Board(self.descriptor("memory", name=name, size_bytes=size_bytes))
+    def board(self, name: str, size_bytes: int = 0) -> Board:
+        return Board(self.descriptor("memory", name=name, size_bytes=size_bytes or board_bytes(name)))
 
     def slot(self, name: str, size_bytes: int = 0) -> Slot:
         return Slot(self.descriptor("memory", name=name, size_bytes=size_bytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from ridethrough.drill import conduct
 from ridethrough.drill.compare import CLASSES, TraceLine
-from ridethrough.drill.scenario import SCENARIOS, Storage, find
+from ridethrough.drill.scenario import SCENARIOS, find
 from ridethrough.errors import UsageError
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
@@ -73,17 +72,9 @@ def test_a_run_cut_in_mid_step_in_mid_save_and_twice_in_a_row_is_the_run_never_c
     assert leftovers() == []
 
 
-@pytest.fixture(scope="module")
-def pair_reference() -> tuple[TraceLine, ...]:
-    return conduct.train_reference(SCENARIOS["two-nodes"], print)
-
-
-@pytest.mark.parametrize("storage", list(Storage))
-def test_two_nodes_of_which_one_and_then_both_go_dark_train_as_if_nothing_had_happened(
-    storage: Storage, pair_reference: tuple[TraceLine, ...]
-) -> None:
-    scenario = dataclasses.replace(SCENARIOS["two-nodes"], storage=storage)
-    report = conduct.conduct(scenario, reference=pair_reference, sabotage=None, seed=11, say=print)
+def test_two_nodes_of_which_one_and_then_both_go_dark_train_as_if_nothing_had_happened() -> None:
+    scenario = SCENARIOS["two-nodes"]
+    report = conduct.conduct(scenario, reference=conduct.train_reference(scenario, print), sabotage=None, seed=11, say=print)
     assert report.difference is None
     assert report.invariant_failures == ()
     one, room = report.cuts

@@ -129,7 +129,7 @@ def test_two_nodes_ride_through_a_still_supervisor_a_killed_trainer_and_a_lost_n
     time.sleep(6.0)
     os.kill(supervisor, signal.SIGCONT)
     assert pair.steps(0)[-1] > before + 20, "the job went on meanwhile"
-    assert [e["data"]["node"] for e in pair.events("peer.suspected")] == ["n1"]
+    assert [e["data"]["nodes"] for e in pair.events("peer.suspected")] == [["n1"]]
     assert pair.events("peer.convicted") == []
     wait_for("it is heard again", lambda: pair.events("peer.heard_again"))
 

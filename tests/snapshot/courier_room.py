@@ -26,6 +26,10 @@ KEY = "17" * 32
 NONCE = "ab" * 16
 
 
+SLOT_BYTES = 3 << 19
+"""Unlike any board."""
+
+
 def truth(rank: int, step: int, size_bytes: int = PART_BYTES) -> bytes:
     """The private part of a rank at a step."""
     return random_bytes(rank, f"private/{step}", size_bytes)
@@ -95,7 +99,7 @@ class Memory:
     def held(self, rank: int) -> list[int]:
         return self.answer["held"].get(str(rank), [])
 
-    def post(self, step: int, *, rank: int, size_bytes: int = PART_BYTES, slot_bytes: int = 1 << 20) -> bool:
+    def post(self, step: int, *, rank: int, size_bytes: int = PART_BYTES, slot_bytes: int = SLOT_BYTES) -> bool:
         """The rank has posted its snapshot of the step; False if its slot was locked."""
         index = next(self._turn.setdefault(rank, itertools.cycle(range(SLOTS))))
         name = links.slot_name(self.launch, rank, index)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
-from courier_room import Node, Room, make_plan, truth
+from courier_room import SLOT_BYTES, Node, Room, make_plan, truth
 
 from ridethrough.errors import KeeperGone
 from ridethrough.format.layout import rank_part
@@ -100,10 +100,10 @@ def test_memory_of_an_old_launch_is_let_go(build: Build) -> None:
     room.begin(1)
     room.nodes[0].post_all(1)
     room.until(lambda: room.lag(0, 1) == 1)
-    assert mapped(1 << 20) == 2, "the rank's and the courier's"
+    assert mapped(SLOT_BYTES) == 2, "the rank's and the courier's"
     room.begin(2)
     room.until(lambda: [node.answer["launch"] for node in room.nodes] == [2, 2])
-    assert mapped(1 << 20) == 0
+    assert mapped(SLOT_BYTES) == 0
 
 
 def test_one_node_neither_listens_nor_sends(build: Build) -> None:

@@ -12,6 +12,7 @@ from nodes import FS, SLOTS, Cluster, Node, truth
 
 from ridethrough.format.layout import REPLICATED
 from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.snapshot import link as links
 from ridethrough.testing import ErrorOn, FlipBit
 
 Make = Callable[..., Cluster]
@@ -118,6 +119,31 @@ def test_durable_but_not_yet_verified_is_not_called_verified(make: Make) -> None
     cluster.nodes["n0"].say(confirmed={"step": 10, "is_verified": False})
     cluster.tick("n0")
     assert cluster.nodes["n0"].answer["verified"] is None
+
+
+def test_step_that_an_earlier_launch_has_verified_is_verified_anew(make: Make) -> None:
+    """Its save was damaged since, and this launch has come from before it."""
+    cluster = make()
+    cluster.save(10, 0)
+    node = cluster.nodes["n0"]
+    board = node.link.board(links.plan_board(2), links.PLAN_BYTES)
+    board.write(node.plan.as_board())
+    board.close()
+    node.say(launch=2, confirmed={"step": 10, "is_verified": True})
+    cluster.tick("n0")
+    assert (node.answer["verified"]["launch"], node.answer["verified"]["step"]) == (2, 10)
+    assert len(node.noted("checkpoint.verified")) == 2
+
+
+def test_names_of_a_large_dark_domain_fit_on_the_board(make: Make) -> None:
+    cluster = make()
+    dark = [f"gpu-node-{number:05d}.cluster.example.com" for number in range(600)]
+    node = cluster.nodes["n0"]
+    for number, step in enumerate((10, 20, 30, 40), start=1):
+        node.say(announced=step, announcement=number, dark=dark)
+        cluster.post(step)
+        cluster.tick("n0", times=2)
+    assert {step: len(without) for step, without in node.sealed().items()} == dict.fromkeys((10, 20, 30, 40), 600)
 
 
 def test_save_that_the_lead_takes_back_is_durable_no_more(make: Make) -> None:
@@ -235,7 +261,7 @@ def test_successor_does_not_refuse_what_its_predecessor_had_sealed(make: Make) -
 def test_save_without_a_dark_node_has_its_parts_from_replicas_bit_for_bit(make: Make, is_shared: bool, dark: str) -> None:
     cluster = make(is_shared=is_shared, ranks=2)
     cluster.save(10, 1, dark)
-    assert cluster.word.confirmed == {"step": 10, "is_verified": True}
+    assert cluster.word.confirmed == {"step": 10, "is_verified": True, "dark": [dark]}
     assert cluster.loaded(10, lost=() if is_shared else (dark,)) == cluster.truths(10)
 
 
@@ -254,7 +280,7 @@ def test_save_that_is_taken_over_adds_only_what_is_missing(make: Make) -> None:
     cluster.tick("n0", "n1")
     assert [cluster.nodes[n].sealed() for n in ("n0", "n1")] == [{10: ("n2",)}] * 2
     cluster.lead(without=("n2",))
-    assert cluster.word.confirmed == {"step": 10, "is_verified": True}
+    assert cluster.word.confirmed == {"step": 10, "is_verified": True, "dark": ["n2"]}
     written = sorted(part for node in cluster.nodes.values() for part in node.files(10))
     assert written == sorted(cluster.roster.part_names), "nothing twice"
 
@@ -336,7 +362,7 @@ def test_flush_saves_the_step_that_the_lead_names_without_the_dark_nodes(make: M
         cluster.nodes[name].say(flush={"id": 4, "reason": "n2 silent", "step": 3, "dark": ["n2"]})
     cluster.tick(*living)
     cluster.lead(without=("n2",))
-    assert cluster.word.confirmed == {"step": 3, "is_verified": True}
+    assert cluster.word.confirmed == {"step": 3, "is_verified": True, "dark": ["n2"]}
     assert cluster.loaded(3, lost=() if is_shared else ("n2",)) == cluster.truths(3)
     assert [cluster.nodes[n].answer["flushed"] for n in living] == [4, 4]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridethrough.format.attempt import Roster, RosterPart
 from ridethrough.format.layout import REPLICATED, rank_part
-from ridethrough.snapshot.placement import REPLICAS, distinct_nodes, parts_to_write, replica_nodes
+from ridethrough.snapshot.placement import REPLICAS, all_replicas, distinct_nodes, parts_to_write
 from ridethrough.types import AttemptRef
 
 layouts = st.lists(st.integers(1, 6), min_size=1, max_size=7)
@@ -26,6 +26,10 @@ def room(sizes: list[int]) -> tuple[tuple[str, ...], dict[str, str]]:
 def shuffled(sizes: list[int], draw: st.DataObject) -> tuple[tuple[str, ...], dict[str, str]]:
     nodes, domains = room(sizes)
     return tuple(draw.draw(st.permutations(nodes))), domains
+
+
+def replica_nodes(nodes: tuple[str, ...], node: str, domains: dict[str, str]) -> tuple[str, ...]:
+    return all_replicas(nodes, domains)[node]
 
 
 def roster(nodes: tuple[str, ...], *, ranks: int = 1, extra: tuple[RosterPart, ...] = ()) -> Roster:

@@ -133,6 +133,8 @@ def test_a_hello_is_read_as_it_was_written() -> None:
         {"attempt": 3},
         {"attempt": ["x", "y"]},
         {"attempt": [1, 2, 3]},
+        {"attempt": [float("inf"), "x"]},
+        {"attempt": [float("nan"), "x"]},
     ],
 )
 def test_a_hello_that_makes_no_sense_or_is_of_another_version_is_refused(change: dict[str, Any]) -> None:

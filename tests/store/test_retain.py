@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -253,3 +254,19 @@ def test_a_frozen_attempt_that_wakes_up_is_fenced(store: SimpleStore) -> None:
         require_newest(store.fs, store.run_dir, old)
     assert newer.label in str(caught.value)
     assert layout.ATTEMPTS in os.listdir(store.run_dir)
+
+
+def test_on_a_disk_of_its_own_a_node_judges_a_checkpoint_by_the_ranks_that_it_had_then(tmp_path: Path) -> None:
+    """Ranks stand on other nodes after a change of ranks for each node, or of a host."""
+    tier = SimpleStore(fs=PosixFileSystem(), run_dir=str(tmp_path / "run"), world_size=2, node="a")
+    tier.start()
+    tier.commit(1)
+    [checkpoint] = read_catalog(tier.fs, tier.run_dir).checkpoints
+    roster = checkpoint.roster
+    assert roster is not None
+    for nodes, is_complete in ((("a", "b"), True), (("b", "a"), False)):
+        mine = tuple(seal for seal in checkpoint.seals if seal.part in ("replicated", "rank-00000"))
+        spread = dataclasses.replace(checkpoint, seals=mine, roster=dataclasses.replace(roster, nodes=nodes))
+        catalog = dataclasses.replace(read_catalog(tier.fs, tier.run_dir), checkpoints=(spread,))
+        [row] = survey(catalog, verified=frozenset({spread.save_id}), monitor=None, own_node="a")
+        assert row.is_complete is is_complete

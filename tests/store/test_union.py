@@ -15,7 +15,7 @@ from ridethrough.errors import TwoHeads
 from ridethrough.format import layout
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.catalog import Catalog, catalog_evidence, owed_since, read_catalog
-from ridethrough.store.union import Union, candidates, merge
+from ridethrough.store.union import Union, candidates, merge, outline
 from ridethrough.testing import SimpleStore, flip_bit
 from ridethrough.types import Parent
 
@@ -122,14 +122,50 @@ def test_a_seal_that_is_damaged_on_one_node_is_a_problem_with_its_node(two: Clus
     assert [problem.path.startswith("b:step-") for problem in union.catalog.problems] == [True]
 
 
-def test_copies_that_say_the_same_share_it(two: Cluster) -> None:
-    """A thousand nodes have a thousand seals of one part, which all travel to the first rank and back."""
+def test_copies_share_the_names_that_they_have_in_common(two: Cluster) -> None:
+    """A thousand nodes have a thousand seals of one part, whose outlines all travel to the first rank and back."""
     two.save(10, {"a": PARTS, "b": PARTS})
     [checkpoint] = two.union().catalog.checkpoints
     first, second = (seal for seal in checkpoint.seals if seal.part == "replicated")
     assert first.payload_name != second.payload_name
-    assert first.tensors is second.tensors
-    assert first.chunks is second.chunks
+    assert first.save_id is second.save_id
+    assert first.roster_digest is second.roster_digest
+
+
+# -- outlines ------------------------------------------------------------------------------------------------------------
+
+
+def nothing(tree: object) -> dict[str, object]:
+    return {}
+
+
+def test_outlines_and_rosters_beside_them_make_the_same_checkpoints(two: Cluster) -> None:
+    two.save(10, {"a": PARTS[:2], "b": [PARTS[0], PARTS[2]]})
+    two.save(20, {"a": PARTS[:1], "b": PARTS[1:2]})
+    whole = two.catalogs()
+    outlined = {node: outline(catalog, nothing) for node, catalog in whole.items()}
+    outlined["a"] = dataclasses.replace(outlined["a"], rosters=whole["b"].rosters)
+    found, expected = merge(outlined), merge(whole)
+    assert found.holders == expected.holders
+    assert [c.step for c in candidates(found)] == [c.step for c in candidates(expected)] == [10]
+    missing = [[c.missing_parts for c in union.catalog.checkpoints] for union in (found, expected)]
+    assert missing[0] == missing[1]
+
+
+def test_an_outline_keeps_what_is_asked_of_private_parts_and_nothing_of_the_state(two: Cluster) -> None:
+    two.save(10, {"a": PARTS})
+    [checkpoint] = outline(two.catalogs()["a"], lambda tree: sorted(tree)).checkpoints
+    assert {seal.part: bool(seal.tree) for seal in checkpoint.seals} == {"replicated": False, "rank-00000": True, "rank-00001": True}
+    assert not any(seal.chunks or seal.tensors or seal.meta for seal in checkpoint.seals)
+    assert checkpoint.problems == ()
+
+
+def test_what_is_damaged_on_a_node_is_in_its_outline(two: Cluster) -> None:
+    two.save(10, {"a": PARTS})
+    [seal] = two.dirs["a"].glob("step-*/rank-00001*.seal")
+    flip_bit(str(seal), 50)
+    catalog = two.catalogs()["a"]
+    assert outline(catalog, nothing).problems == catalog.problems != ()
 
 
 # -- lineage -------------------------------------------------------------------------------------------------------------

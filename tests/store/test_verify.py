@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
@@ -76,12 +77,16 @@ def test_progress_adds_up_to_the_payload(store: SimpleStore) -> None:
 
 
 def test_a_payload_whose_tensors_are_not_those_of_its_seal_is_damaged(store: SimpleStore) -> None:
-    import dataclasses
-
     seal, _ = one_part(store)
     other = dataclasses.replace(seal, tensors=seal.tensors[1:])
     with pytest.raises(Damaged, match="tensors"):
         load_part(store.fs, store.run_dir, store.dir_name(1), other)
+
+
+def test_the_outline_of_a_seal_proves_nothing(store: SimpleStore) -> None:
+    seal, _ = one_part(store)
+    with pytest.raises(ValueError, match="0 checksums do not cover"):
+        check_part(store.fs, store.run_dir, store.dir_name(1), dataclasses.replace(seal, chunks=()))
 
 
 def test_every_copy_is_verified_and_one_intact_copy_is_enough(store: SimpleStore) -> None:

@@ -357,7 +357,7 @@ class SimPersister:
     def _parts(self, plan: Plan, step: int, dark: frozenset[str]) -> set[str] | None:
         """The parts that this node writes, None if it is to write one that it does not have."""
         found = set()
-        mine = plan.held_parts()
+        mine = {part.name for part in plan.roster.parts if any(plan.roster.nodes[rank] == self._node.name for rank in part.holders)}
         owners = {part.name: {plan.roster.nodes[rank] for rank in part.holders} for part in plan.roster.parts}
         for name in plan.parts_to_write(dark):
             if name in mine or any(name == rank_part(rank) and step in steps for rank, steps in self._node.held.items()):

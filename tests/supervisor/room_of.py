@@ -313,7 +313,7 @@ class Room:
             clock = self.nodes[name].clock
             talk = Talk(clock, settings, name, open_socket=lambda port, interface: self.network.socket(name, port))
             made = Supervisor(PosixFileSystem(), clock, self.nodes[name].keeper, settings, pen=_Pen(self, name), talk=talk)  # type: ignore[arg-type]
-        made._finder = SimpleNamespace(key=KEY, refusal=None, reason="")  # type: ignore[assignment]
+        made._rooms._finder = SimpleNamespace(key=KEY, refusal=None, reason="")  # type: ignore[assignment]
         node = self.nodes[name]
         made._gates = SimpleNamespace(look=lambda host: SimpleNamespace(is_ready=not node.missing, missing=node.missing))  # type: ignore[assignment]
         made._observer._relay = SimpleNamespace(follow=lambda launch: None, tail=lambda: self.worker(name).output)  # type: ignore[assignment]

@@ -93,7 +93,9 @@ def test_a_path_that_cannot_be_used_is_named_with_its_reason_and_how_long(site: 
     site.trouble["/data"] = OSError(errno.ENOENT, "No such file or directory")
     found = gates_of(site, clock, config_of("/data", "/other"), "/run")
     assert settle(found.look, is_looked_at).missing == ("storage: /data: No such file or directory",)
-    clock.advance(130)
+    for _ in range(130):
+        clock.advance(EVERY_S)
+        settle(found.look, is_looked_at)
     assert settle(found.look, lambda p: "min" in p.missing[0]).missing == ("storage: /data: No such file or directory (for 2 min)",)
 
 
@@ -108,7 +110,7 @@ def test_a_path_that_was_back_in_between_is_timed_anew(site: Site) -> None:
     settle(found.look, lambda p: p.is_ready)
     site.trouble["/data"] = down
     clock.advance(10)
-    assert settle(found.look, lambda p: not p.is_ready).missing == ("storage: /data: Input/output error",)
+    assert settle(found.look, lambda p: is_looked_at(p) and not p.is_ready).missing == ("storage: /data: Input/output error",)
 
 
 def test_a_dead_mount_never_blocks_the_one_who_looks_and_is_named(site: Site) -> None:
@@ -121,7 +123,7 @@ def test_a_dead_mount_never_blocks_the_one_who_looks_and_is_named(site: Site) ->
     assert settle(found.look, lambda p: len(p.missing) == 1).missing == ("storage: /data: does not answer",)
     assert time.monotonic() - begin_s < 5, "the looker waited for the mount"
     clock.advance(600)
-    assert found.look().missing == ("storage: /data: does not answer (for 10 min)",)
+    assert settle(found.look, lambda p: len(p.missing) == 1).missing == ("storage: /data: does not answer (for 10 min)",)
     assert site.asked.count("/data") == 1, "one process stuck in a dead mount is enough"
     site.hangs.pop("/data").set()
     assert settle(found.look, lambda p: p.is_ready) == READY
@@ -137,6 +139,40 @@ def test_a_mount_that_dies_later_shuts_the_gate_again(site: Site) -> None:
     clock.advance(PATIENCE_S)
     assert settle(found.look, lambda p: not p.is_ready).missing == ("storage: /data: does not answer",)
     site.hangs["/data"].set()
+
+
+def test_an_answer_from_before_the_nodes_were_called_counts_for_nothing(site: Site) -> None:
+    clock = FakeClock()
+    found = gates_of(site, clock, config_of("/data"))
+    assert settle(found.look, is_looked_at) == READY
+    site.hangs["/data"] = threading.Event()
+    clock.advance(7200)
+    assert found.look().missing == ("storage: /data: not looked at yet",)
+    clock.advance(PATIENCE_S)
+    assert found.look().missing == ("storage: /data: does not answer",)
+    site.hangs.pop("/data").set()
+    assert settle(found.look, lambda p: p.is_ready) == READY
+
+
+def test_trouble_is_not_counted_from_a_call_long_over(site: Site) -> None:
+    clock = FakeClock()
+    site.trouble["/data"] = OSError(errno.EIO, "Input/output error")
+    found = gates_of(site, clock, config_of("/data"))
+    settle(found.look, is_looked_at)
+    clock.advance(7200)
+    assert settle(found.look, is_looked_at).missing == ("storage: /data: Input/output error",)
+
+
+def test_an_open_gate_stays_open_while_a_healthy_answer_takes_long(site: Site) -> None:
+    clock = FakeClock()
+    found = gates_of(site, clock, config_of("/data"))
+    assert settle(found.look, is_looked_at) == READY
+    site.hangs["/data"] = threading.Event()
+    for _ in range(int((EVERY_S + PATIENCE_S - 0.1) / 0.1)):
+        clock.advance(0.1)
+        settle(found.look, lambda p: p.is_ready)
+    site.hangs.pop("/data").set()
+    assert settle(found.look, is_looked_at) == READY
 
 
 def test_a_real_fifo_that_nobody_feeds_hangs_its_probe_and_nobody_else(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from room_node import CRASHED
 from room_of import BEAT_S, DEAD_S, SUSPECT_S, Room, training
 
 from ridethrough.config import RecoveryConfig
-from ridethrough.supervisor.directive import Directive, Stage
+from ridethrough.supervisor.directive import Directive, Outcome, Stage
 from ridethrough.supervisor.lead import Lead
 from ridethrough.supervisor.scene import Sight, Surroundings
 from ridethrough.supervisor.settings import Settings
-from ridethrough.supervisor.view import NodePhase, NodeView
+from ridethrough.supervisor.view import End, NodePhase, NodeView, Refused, Sealed
 from ridethrough.testing.network import Weather
 
 CONVICTIONS = ("peer.convicted", "hang.convicted", "launch.ended")
@@ -374,6 +375,43 @@ def stepping(node: str, **says: Any) -> NodeView:
     return NodeView(node=node, **{**common, **says})
 
 
+def decided(word: Directive, views: dict[str, NodeView]) -> Directive:
+    around = Surroundings(me="a", order=tuple(views), attempt=None, now_s=1000.0)
+    lead = Lead(Settings(argv=("train",)))
+    sights = {n: Sight(view=v, silent_s=0.0) for n, v in views.items()}
+    for _ in range(20):
+        word = lead.decide(word, sights, around)
+        around = replace(around, now_s=around.now_s + 1.0)
+    return word
+
+
+OVER = Outcome(cause="killed", fingerprint="x", detail="x", action="restart", reason="again")
+
+
+def test_node_that_never_heard_of_a_launch_does_not_keep_its_end_waiting() -> None:
+    """Its link was out when the launch was called, and it was over when it was back."""
+    word = Directive(stage=Stage.OVER, generation=5, members=("a", "b"), lead="a", outcome=OVER)
+    ended = End(status=1, cause="killed", fingerprint="x", detail="x")
+    views = {n: NodeView(node=n, phase=NodePhase.ENDED, generation=g, end=ended, up_s=1e4) for n, g in (("a", 5), ("b", 4))}
+    assert decided(word, views).generation == 6
+
+
+def test_what_a_node_has_sealed_of_an_earlier_launch_is_no_part_of_a_save_of_this_one() -> None:
+    word = Directive(stage=Stage.OVER, generation=5, members=("a", "b"), lead="a", outcome=OVER)
+    sealed = (Sealed(step=10, is_verified=True),)
+    views = {n: NodeView(node=n, phase=NodePhase.ENDED, generation=g, sealed=sealed, up_s=1e4) for n, g in (("a", 5), ("b", 4))}
+    assert decided(word, views).confirmed is None
+
+
+def test_job_whose_run_belongs_to_a_later_attempt_is_handed_to_a_person() -> None:
+    """It could train for ever and never save again."""
+    word = Directive(stage=Stage.RUNNING, generation=1, members=("a", "b"), lead="a")
+    fenced = Refused(number=3, step=30, code="RT-061", message="attempt 000002-x owns the run", age_s=1.0)
+    end = decided(word, {"a": stepping("a"), "b": stepping("b", refused=fenced)})
+    assert (end.stage, end.code) == (Stage.FINISHED, 21)
+    assert "b: attempt 000002-x owns the run" in end.text
+
+
 PROPOSED = {"id": 1, "state": "proposed", "step": 9, "since_s": 0.0}
 
 
@@ -582,6 +620,16 @@ def test_nodes_that_found_each_other_notice_a_dark_one_and_go_on_when_it_is_back
     assert room.leads == ["n0"]
     assert len({room.word(n).room for n in room.names}) == 1
     assert [e.data["nodes"] for e in room.all_events("incident")] == [["n1"]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_that_found_each_other_all_hear_that_a_launch_is_over_though_packets_are_lost(seed: int) -> None:
+    """Whoever missed it would take the others, who are alone again, for dead, and they would wait for it in the rendezvous."""
+    room = training(is_configured=False, seed=seed, weather=Weather(loss_ratio=0.3, delay_s=(0.001, 0.004)))
+    began_s, generation = room.now_s, room.word("n0").generation
+    room.crash("n1")
+    room.run_until(lambda: len(room.steps) == 4 and room.word("n0").generation > generation and room.step > 0, limit_s=60)
+    assert room.now_s - began_s < 14.0
 
 
 def test_nodes_that_found_each_other_stop_together() -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fake_link import FakeLink
+from ridethrough.config import Config, NodeConfig, PeersConfig
 from ridethrough.errors import KeeperGone
 from ridethrough.format.attempt import Roster, RosterPart
+from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.seam.process import node_name
+from ridethrough.seam.udp import UdpSocket
 from ridethrough.snapshot import link as links
 from ridethrough.snapshot.board import Board
 from ridethrough.snapshot.plan import Plan
 from ridethrough.store.retain import Retention
-from ridethrough.supervisor.directive import Stage
+from ridethrough.supervisor.directive import Directive, Stage
 from ridethrough.supervisor.loop import Supervisor
 from ridethrough.supervisor.settings import Settings
 from ridethrough.testing import FakeClock
@@ -197,3 +202,51 @@ def test_processes_that_cannot_be_killed_end_the_run_and_call_a_person(keeper: F
     clock.sleep(61.0)
     found.round()
     assert [fields["code"] for op, fields in keeper.asked if op == "finish"] == [21]
+
+
+# -- what keeps a node from talking to the others ----------------------------------------------------------------------------
+
+
+def room_of_two(tmp_path: Path, **peers: Any) -> Settings:
+    nodes = (NodeConfig(name=node_name(), address="127.0.0.1", domain="a"), NodeConfig(name="other", address="127.0.0.2", domain="b"))
+    return Settings(argv=("train",), config=Config(run=str(tmp_path / "run"), storage="shared", nodes=nodes, peers=PeersConfig(**peers)))
+
+
+def rounds(found: Supervisor, keeper: FakeKeeper, op: str) -> dict[str, Any]:
+    """What the keeper is asked first; storage is looked at in a thread."""
+    deadline = time.monotonic() + 10
+    while not keeper.count(op):
+        assert time.monotonic() < deadline
+        found.round()
+        time.sleep(0.01)
+    return next(fields for asked, fields in keeper.asked if asked == op)
+
+
+def test_key_that_others_can_read_ends_the_command_as_a_mistake(keeper: FakeKeeper, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("5a" * 32)
+    key.chmod(0o644)
+    found = Supervisor(PosixFileSystem(), SystemClock(), keeper, room_of_two(tmp_path, port=0, key_file=str(key)))  # type: ignore[arg-type]
+    ended = rounds(found, keeper, "finish")
+    assert ended["code"] == 2
+    assert "open to other users" in ended["message"]
+
+
+def test_port_that_another_run_has_ends_the_command_as_a_mistake(keeper: FakeKeeper, tmp_path: Path) -> None:
+    other = UdpSocket()
+    found = Supervisor(PosixFileSystem(), SystemClock(), keeper, room_of_two(tmp_path, port=other.port))  # type: ignore[arg-type]
+    ended = rounds(found, keeper, "finish")
+    assert ended["code"] == 2
+    assert str(other.port) in ended["message"]
+    other.close()
+
+
+def test_job_that_trains_is_not_ended_because_its_restarted_supervisor_cannot_talk(keeper: FakeKeeper, tmp_path: Path) -> None:
+    other = UdpSocket()
+    keeper.look["launch"] = 1
+    keeper.board(links.CONTROL).write({"memory": {"launch": 1, "generation": 1, "directive": Directive(stage=Stage.RUNNING, generation=1).encode()}})
+    found = Supervisor(PosixFileSystem(), SystemClock(), keeper, room_of_two(tmp_path, port=other.port))  # type: ignore[arg-type]
+    for _ in range(20):
+        found.round()
+    other.close()
+    assert keeper.asked == []

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from room_of import training
 
 from ridethrough.config import RecoveryConfig
 from ridethrough.supervisor import muster
+from ridethrough.supervisor.directive import Stage
 from ridethrough.supervisor.muster import GATES, Call, Presence, call, launch_environment, missing, spelled
 
 READY = Presence(is_ready=True)
@@ -64,7 +66,7 @@ def test_nodes_that_return_in_any_order_over_90_seconds_start_exactly_when_the_l
         back_s = {node: rng.uniform(0.0, 90.0) for node in rng.sample(NODES, len(NODES))}
         ready_s = {node: at_s + rng.uniform(0.0, 30.0) for node, at_s in back_s.items()}
         at_s, called, _ = simulate(rng.choice([SHRINK, RecoveryConfig()]), back_s, ready_s)
-        assert called == Call(action="go", members=NODES, rendezvous="n0", is_shrunk=False, reason="all 4 nodes are ready"), seed
+        assert called == Call(action="go", members=NODES, is_shrunk=False, reason="all 4 nodes are ready"), seed
         last_s = max(ready_s.values())
         assert last_s <= at_s < last_s + 2 * ROUND_S, seed
 
@@ -75,7 +77,6 @@ def test_a_node_that_never_returns_is_waited_for_and_then_the_rest_goes_on(lost:
     at_s, called, said = simulate(SHRINK, back_s, {})
     rest = tuple(node for node in NODES if node != lost)
     assert (called.action, called.members, called.is_shrunk) == ("go", rest, True)
-    assert called.rendezvous == rest[0]
     assert called.reason == f"after 10 min: {lost} is not heard from; going on with {', '.join(rest)}"
     assert 600.0 <= at_s < 600.0 + 2 * ROUND_S
     assert said[-1].reason == f"{lost} is not heard from; waiting up to 10 min"
@@ -84,7 +85,7 @@ def test_a_node_that_never_returns_is_waited_for_and_then_the_rest_goes_on(lost:
 
 def test_a_node_that_never_returns_stops_the_run_where_the_policy_says_stop() -> None:
     at_s, called, _ = simulate(RecoveryConfig(wait_for_nodes_s=120.0), dict.fromkeys(NODES[:3], 0.0), {})
-    assert (called.action, called.members, called.rendezvous) == ("stop", (), None)
+    assert (called.action, called.members) == ("stop", ())
     assert called.reason == 'after 2 min: n3 is not heard from; recovery.then is "stop"'
     assert 120.0 <= at_s < 120.0 + 2 * ROUND_S
 
@@ -112,20 +113,13 @@ def test_storage_that_stays_down_stops_the_run_with_the_node_and_its_gate() -> N
 def test_a_node_whose_storage_is_down_is_left_out_of_a_shrunk_start() -> None:
     present = {"n0": shut("storage: /data: does not answer"), "n1": READY, "n2": READY, "n3": READY}
     called = decide(SHRINK, present, 600.0)
-    assert (called.members, called.rendezvous, called.is_shrunk) == (("n1", "n2", "n3"), "n1", True)
+    assert (called.members, called.is_shrunk) == (("n1", "n2", "n3"), True)
 
 
 def test_the_next_node_hosts_where_the_first_is_dark() -> None:
-    present = dict.fromkeys(("n3", "n1"), READY)
-    assert decide(SHRINK, present, 10.0).rendezvous == "n1"
-    called = decide(SHRINK, present, 600.0)
-    assert (called.members, called.rendezvous) == (("n1", "n3"), "n1")
-
-
-def test_while_waiting_the_first_node_that_is_present_is_named_as_host_so_that_the_others_can_try_the_way() -> None:
-    called = decide(SHRINK, {"n1": shut("rendezvous: n0 at 10.0.0.1: no route")}, 1.0)
-    assert (called.action, called.members, called.rendezvous) == ("wait", (), "n1")
-    assert decide(SHRINK, {}, 1.0).rendezvous is None
+    called = decide(SHRINK, dict.fromkeys(("n3", "n1"), READY), 600.0)
+    found = launch_environment(called.members, node="n3", addresses={n: f"addr-{n}" for n in NODES}, rendezvous_port=29500, generation=0)
+    assert found["PET_MASTER_ADDR"] == "addr-n1"
 
 
 def test_fewer_than_the_least_number_of_nodes_stop() -> None:
@@ -158,7 +152,7 @@ def test_a_node_that_is_not_configured_counts_for_nothing() -> None:
 def test_one_node_alone_goes_at_once_or_waits_for_its_storage() -> None:
     alone = ("n0",)
     assert call(RecoveryConfig(), alone, {"n0": READY}, waited_s=0.0, has_shared_tier=False) == Call(
-        action="go", members=alone, rendezvous="n0", is_shrunk=False, reason="the node is ready"
+        action="go", members=alone, is_shrunk=False, reason="the node is ready"
     )
     late = {"n0": shut("storage: /ckpt: not there")}
     assert call(RecoveryConfig(), alone, late, waited_s=599.0, has_shared_tier=False).action == "wait"
@@ -172,6 +166,34 @@ def test_a_thousand_missing_nodes_are_a_sentence_and_not_a_page() -> None:
     assert "gpu0010, gpu0011, gpu0012, gpu0013 and 1010 more are not heard from" in called.reason
     assert called.reason.count("waits (network: no way)") == 4
     assert "6 more wait" in called.reason
+
+
+@pytest.mark.parametrize("late", [("n0",), ("n2",), ("n0", "n1", "n2", "n3")])
+def test_storage_that_died_while_all_trained_is_waited_for_before_they_are_called_again(late: tuple[str, ...]) -> None:
+    room = training(for_s=2.0)
+    for name in late:
+        room.nodes[name].missing = ("storage: /data: does not answer",)
+    room.crash("n1")
+    room.run_until(lambda: room.word("n0").stage is Stage.CALLING, limit_s=30)
+    room.run_for(10.0)
+    assert {room.word(n).stage for n in room.names} == {Stage.CALLING}
+    assert "storage: /data: does not answer" in room.all_events("muster.waiting")[-1].data["reason"]
+    for name in late:
+        room.nodes[name].missing = ()
+    room.run_until(lambda: room.step > 1 and {room.word(n).generation for n in room.names} == {2}, limit_s=30)
+
+
+def test_healthy_nodes_are_called_again_within_a_second() -> None:
+    room = training(for_s=2.0)
+    room.crash("n1")
+    room.run_until(lambda: room.word("n0").stage is Stage.CALLING, limit_s=30)
+    pause_s = room.word("n0").outcome.pause_s  # type: ignore[union-attr]
+    assert room.run_until(lambda: room.word("n0").generation == 2, limit_s=30) <= pause_s + 1.0
+
+
+def test_a_node_that_is_not_at_its_gates_yet_is_named() -> None:
+    called = decide(RecoveryConfig(), {**dict.fromkeys(NODES[:3], READY), "n3": shut()}, 1.0)
+    assert called.reason == "n3 waits (not at its gates yet); waiting up to 10 min"
 
 
 # -- gates -----------------------------------------------------------------------------------------------------------------

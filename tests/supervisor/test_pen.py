@@ -91,6 +91,15 @@ def test_note_returns_while_the_journal_hangs(pen: Pen, journal: FakeJournal) ->
     assert time.monotonic() - began_s < 1.0
 
 
+def test_journal_that_hangs_is_waited_for_once_and_not_with_every_event(pen: Pen, journal: FakeJournal) -> None:
+    journal.may_go.clear()
+    pen.open(journal)  # type: ignore[arg-type]
+    began_s = time.monotonic()
+    for number in range(20):
+        assert not pen.note("peer.suspected", nodes=[f"n{number}"])
+    assert time.monotonic() - began_s < 2 * record._WAIT_S
+
+
 @pytest.mark.usefixtures("short_wait")
 def test_events_of_a_journal_that_hung_are_written_when_it_goes_on(pen: Pen, journal: FakeJournal) -> None:
     journal.may_go.clear()

@@ -50,7 +50,8 @@ def is_covered(dark: Any) -> bool:
 
 
 def all_sealed(views: Mapping[str, NodeView]) -> tuple[int, bool] | None:
-    return saving.sealed_by_all(NODES, views, is_covered)
+    found = saving.sealed_by_all(NODES, views, is_covered)
+    return (found.step, found.is_verified) if found is not None else None
 
 
 def test_save_is_whole_when_every_node_has_sealed_it() -> None:
@@ -121,14 +122,14 @@ def test_what_is_called_whole_has_every_part_written_by_somebody(data: st.DataOb
 
 
 def test_confirmed_never_goes_back_while_the_newer_one_holds() -> None:
-    said = Directive(confirmed={"step": 20, "is_verified": True})
+    said = Directive(confirmed={"step": 20, "is_verified": True, "dark": []})
     assert saving.confirm(said, NODES, {n: view(n, sealed=(sealed(10),)) for n in NODES}, is_covered) is said
 
 
 def test_confirmed_save_is_said_to_be_verified_once_it_is() -> None:
-    said = Directive(confirmed={"step": 10, "is_verified": False})
+    said = Directive(confirmed={"step": 10, "is_verified": False, "dark": []})
     views = {n: view(n, sealed=(sealed(10, is_verified=True),)) for n in NODES}
-    assert saving.confirm(said, NODES, views, is_covered).confirmed == {"step": 10, "is_verified": True}
+    assert saving.confirm(said, NODES, views, is_covered).confirmed == {"step": 10, "is_verified": True, "dark": []}
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------------
@@ -154,9 +155,31 @@ def test_refusal_that_others_repeat_is_said_once() -> None:
     assert saving.hear_refusal(said, {**views, "a": view("a", refused=refusal())}) is said
 
 
-def test_save_that_reads_back_wrong_is_confirmed_no_more() -> None:
-    said = Directive(announcement=1, confirmed={"step": 10, "is_verified": False})
-    assert saving.hear_refusal(said, {"b": view("b", refused=refusal())}).confirmed is None
+@pytest.mark.parametrize("announcement", [1, 2, 9])
+def test_save_that_reads_back_wrong_is_confirmed_no_more_whatever_was_announced_since(announcement: int) -> None:
+    said = Directive(announcement=announcement, confirmed={"step": 10, "is_verified": False, "dark": []})
+    heard = saving.hear_refusal(said, {"a": view("a", sealed=(sealed(10),)), "b": view("b", refused=refusal())})
+    assert heard.confirmed is None
+    assert heard.refused is not None
+    assert heard.refused["message"] == "b: disk full"
+
+
+def test_save_before_the_one_that_read_back_wrong_is_the_confirmed_one_again() -> None:
+    said = Directive(announcement=3, confirmed={"step": 20, "is_verified": False, "dark": []})
+    views = {n: view(n, sealed=(sealed(10, is_verified=True), sealed(20))) for n in NODES}
+    views["b"] = view("b", sealed=(sealed(10, is_verified=True),), refused=refusal(20))
+    heard = saving.confirm(saving.hear_refusal(said, views), NODES, views, is_covered)
+    assert heard.confirmed == {"step": 10, "is_verified": True, "dark": []}
+
+
+def test_refusal_before_the_node_has_sealed_its_parts_after_all_takes_nothing_back() -> None:
+    said = Directive(announcement=2, confirmed={"step": 10, "is_verified": False, "dark": []})
+    assert saving.hear_refusal(said, {"b": view("b", sealed=(sealed(10),), refused=refusal())}) is said
+
+
+def test_refusal_of_a_node_without_whom_the_save_was_made_takes_nothing_back() -> None:
+    said = Directive(announcement=2, confirmed={"step": 10, "is_verified": False, "dark": ["b"]})
+    assert saving.hear_refusal(said, {"b": view("b", refused=refusal())}) is said
 
 
 # -- what is announced -----------------------------------------------------------------------------------------------------
@@ -214,22 +237,34 @@ def test_step_that_was_refused_and_is_asked_for_again_is_announced_anew() -> Non
 
 
 def test_step_is_whole_in_memory_where_the_dark_nodes_parts_are_held_by_a_living_node() -> None:
-    living = {"a": view("a", posted=(8, 9), replicas={"c": (7, 8)}), "b": view("b", posted=(8, 9), replicas={"c": (9,)})}
-    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__) == {8, 9}
+    living = {"a": view("a", posted=(8, 9), replicas={"c": (7, 8)}), "b": view("b", posted=(8, 9), replicas={"c": (8, 9)})}
+    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__, is_shared=True) == {8}
+
+
+def test_step_is_whole_in_memory_only_if_whoever_is_to_write_the_dark_nodes_parts_has_them() -> None:
+    """On a shared tier that is the first living holder, on tiers of their own every one: what another has is never written."""
+    living = {"a": view("a", posted=(8, 9), replicas={"c": (8,)}), "b": view("b", posted=(8, 9), replicas={"c": (8, 9)})}
+    first, second = HOLDERS["c"]
+    assert (first, second) == ("a", "b")
+    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__, is_shared=True) == {8}
+    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__, is_shared=False) == {8}
+    turned = {"a": view("a", posted=(8, 9), replicas={"c": (8, 9)}), "b": view("b", posted=(8, 9), replicas={"c": (8,)})}
+    assert saving.complete_steps(turned, ("c",), HOLDERS.__getitem__, is_shared=True) == {8, 9}
+    assert saving.complete_steps(turned, ("c",), HOLDERS.__getitem__, is_shared=False) == {8}
 
 
 def test_step_whose_dark_part_nobody_holds_is_not_whole_in_memory() -> None:
     living = {"a": view("a", posted=(8, 9), replicas={"c": (7,)}), "b": view("b", posted=(8, 9))}
-    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__) == set()
+    assert saving.complete_steps(living, ("c",), HOLDERS.__getitem__, is_shared=True) == set()
 
 
 def test_what_a_dark_node_holds_of_another_dark_node_does_not_count() -> None:
     living = {"a": view("a", posted=(8,), replicas={"b": (8,)})}
-    assert saving.complete_steps(living, ("b", "c"), HOLDERS.__getitem__) == set()
+    assert saving.complete_steps(living, ("b", "c"), HOLDERS.__getitem__, is_shared=True) == set()
 
 
 def test_memory_of_nobody_has_nothing() -> None:
-    assert saving.complete_steps({}, (), HOLDERS.__getitem__) == set()
+    assert saving.complete_steps({}, (), HOLDERS.__getitem__, is_shared=True) == set()
 
 
 def test_step_that_survives_any_one_loss_is_the_worst_of_them() -> None:
@@ -238,10 +273,10 @@ def test_step_that_survives_any_one_loss_is_the_worst_of_them() -> None:
         "b": view("b", posted=(8, 9), replicas={"a": (8, 9), "c": (8,)}),
         "c": view("c", posted=(8, 9), replicas={"a": (8, 9), "b": (8, 9)}),
     }
-    assert saving.surviving_step(living, [["a"]], HOLDERS.__getitem__) == 9
-    assert saving.surviving_step(living, [[n] for n in NODES], HOLDERS.__getitem__) == 8
-    assert saving.surviving_step(living, [["a", "b"]], HOLDERS.__getitem__) == -1 + 10, "c holds both"
-    assert saving.surviving_step(living, [NODES], HOLDERS.__getitem__) == -1
+    assert saving.surviving_step(living, [["a"]], HOLDERS.__getitem__, is_shared=True) == 9
+    assert saving.surviving_step(living, [[n] for n in NODES], HOLDERS.__getitem__, is_shared=True) == 8
+    assert saving.surviving_step(living, [["a", "b"]], HOLDERS.__getitem__, is_shared=True) == -1 + 10, "c holds both"
+    assert saving.surviving_step(living, [NODES], HOLDERS.__getitem__, is_shared=True) == -1
 
 
 # -- silent divergence -----------------------------------------------------------------------------------------------------

@@ -105,6 +105,18 @@ def test_node_that_has_restarted_is_given_up_at_once_when_steps_are_overdue() ->
     assert stalled(0.0, has_restarted=True).lost() == ("c",)
 
 
+def test_launch_of_which_nobody_has_anything_any_more_is_given_up() -> None:
+    """All its nodes have restarted, or are silent for long; somebody who has no part in it still holds the word of it."""
+    gone = {n: sight(n, has_restarted=True) for n in NODES}
+    assert scene(**gone).lost() == NODES
+    assert scene(**{**gone, "c": sight("c", DEAD_S + 0.1)}).lost() == NODES
+
+
+def test_launch_of_which_only_silence_is_known_is_not_given_up_by_whoever_has_no_part_in_it() -> None:
+    assert scene(**{n: sight(n, DEAD_S + 0.1) for n in NODES}).lost() == ()
+    assert scene(a=sight("a", has_restarted=True), b=sight("b", has_restarted=True), c=sight("c", 2.0)).lost() == ()
+
+
 def test_node_that_has_restarted_is_not_given_up_while_steps_are_made() -> None:
     """One step more may be on its way; it is overdue in seconds."""
     assert scene(c=sight("c", has_restarted=True)).lost() == ()

@@ -121,6 +121,24 @@ def test_later_word_counts_and_of_two_equally_late_ones_that_of_the_earlier_node
     assert talk._beats(replace(word, number=1, generation=2, lead="b"), replace(word, number=9, lead="a"))
 
 
+def test_of_two_halves_called_to_one_launch_the_one_with_the_later_attempt_is_heard() -> None:
+    """A claim has decided which of them goes on; the other may have said more."""
+    talk = Hall("a", "b").speakers["a"].talk
+    loser = Directive(stage=Stage.FINISHED, generation=6, number=99, lead="a", attempt="000005-11111111", code=21)
+    winner = Directive(stage=Stage.RUNNING, generation=6, number=70, lead="b", attempt="000006-22222222")
+    assert talk._beats(winner, loser)
+    assert not talk._beats(loser, winner)
+
+
+def test_lead_that_does_not_hear_a_later_word_is_told_of_it_by_those_who_do() -> None:
+    hall = Hall("a", "b", "c", lead="a")
+    hall.network.part(["a"], ["b"])
+    hall.run(0.5)
+    hall.speakers["a"].word = replace(hall.speakers["a"].word, number=50, generation=4, lead="a")
+    hall.run(5.0)
+    assert hall.speakers["b"].word.generation == 4
+
+
 def test_word_of_another_room_is_not_heard() -> None:
     hall = Hall("a", "b")
     hall.speakers["b"].word = replace(hall.speakers["b"].word, room="other")
@@ -233,15 +251,16 @@ def full_word(order: tuple[str, ...]) -> Directive:
     outcome = Outcome(cause="dark", fingerprint="x" * 200, detail=long, action="restart", reason=long, pause_s=60.0, last_step=10**6, lost=dark)
     incident = Incident(cause="dark", detail=long, nodes=dark, last_step=10**6, opened_at="2026-01-01T00:00:00.000+00:00")
     stop = {"id": 3, "state": "proposed", "step": 10**6, "since_s": 1e6}
+    confirmed = {"step": 10**6, "is_verified": True, "dark": list(dark)}
     return Directive(
         room="000123-1a2b3c4d", number=10**6, lead=order[0], stage=Stage.OVER, generation=123, called_s=1e6, members=order, reason=long,
-        attempt="000123-1a2b3c4d", announced=10**6, announcement=10**4, dark=dark, flush=flush, confirmed={"step": 10**6, "is_verified": True},
+        attempt="000123-1a2b3c4d", announced=10**6, announcement=10**4, dark=dark, flush=flush, confirmed=confirmed,
         refused=refused, stop=stop, is_suspect=True, outcome=outcome, incident=incident, code=21, text=long,
     )  # fmt: skip
 
 
 def full_view(node: str) -> NodeView:
-    seals = tuple(Sealed(step=10**6 + n, dark=(), is_verified=True, digests={"replicated": "0" * 16}) for n in range(4))
+    seals = tuple(Sealed(step=10**6 + n, dark=NAMES[1::2], is_verified=True, digests={"replicated": "0" * 16}) for n in range(4))
     end = End(status=-9, cause="application", fingerprint="x" * 200, detail="x" * 300, exit_code=22, output="\n" * 1500)
     return NodeView(
         node=node, up_s=1e6, phase=NodePhase.ENDED, generation=123, attempt="000123-1a2b3c4d", missing=("storage: " + "x" * 200,) * 3, ranks=8,

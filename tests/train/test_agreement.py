@@ -16,7 +16,7 @@ from ridethrough.store.catalog import read_catalog
 from ridethrough.store.start import claim_attempt
 from ridethrough.testing import RecordingFileSystem
 from ridethrough.train import agreement
-from ridethrough.train.agreement import Agreement, RankFacts
+from ridethrough.train.agreement import Agreement, RankFacts, Wish, settle_wishes
 from ridethrough.train.group import Group
 from ridethrough.train.tier import Memory
 from ridethrough.types import AttemptRef
@@ -34,7 +34,7 @@ def facts(**changed: Any) -> RankFacts:
 def agreed(room: Room, nodes: tuple[str, ...] = NODES, *, mine: Any = None, launch: Any = None) -> list[Any]:
     def act(group: Group) -> Agreement:
         node, fs = group.node, room.fs_of(group.node)
-        choice = agreement.choose(group, fs, CLOCK, room.run_dir(node), memory=room.memory(node), is_fresh=False, storage_wait_s=1.0)
+        choice = agreement.choose(group, fs, CLOCK, room.run_dir(node), memory=room.memory(node), wish=Wish(), storage_wait_s=1.0)
         own = mine(group) if mine else facts()
         return agreement.agree(group, fs, CLOCK, room.run_dir(node), choice, own, new_launch=lambda: launch(group) if launch else 1)
 
@@ -181,10 +181,40 @@ def test_the_attempt_is_on_every_disk_before_any_rank_goes_on(tmp_path: Path) ->
 
     def act(group: Group) -> None:
         fs, path = PosixFileSystem(), room.run_dir(group.node)
-        choice = agreement.choose(group, fs, CLOCK, path, memory=room.memory("a"), is_fresh=False, storage_wait_s=1.0)
+        choice = agreement.choose(group, fs, CLOCK, path, memory=room.memory("a"), wish=Wish(), storage_wait_s=1.0)
         agreement.agree(group, fs, CLOCK, path, choice, facts(), new_launch=lambda: 1)
         seen.append(attempts(room))
 
     run_ranks(NODES, act)
     assert all(len(names) == 1 for found in seen for names in found.values())
     assert len(seen) == 4
+
+
+# -- starting anew ---------------------------------------------------------------------------------------------------------
+
+FRESH, PLAIN, RESTART = Wish(is_fresh=True), Wish(), Wish(is_restart=True)
+
+
+def test_all_start_anew_if_all_were_asked_to() -> None:
+    assert settle_wishes({"a": FRESH, "b": FRESH})
+    assert not settle_wishes({"a": PLAIN, "b": RESTART})
+
+
+def test_node_that_was_given_its_command_again_does_not_make_the_others_begin_anew() -> None:
+    """It has lost its power, and its unit file says --fresh; the others have got through that start long ago."""
+    assert not settle_wishes({"a": RESTART, "b": FRESH})
+
+
+def test_nodes_of_which_only_some_were_asked_to_start_anew_are_refused_and_named() -> None:
+    with pytest.raises(UsageError, match="b want to start at step 0"):
+        settle_wishes({"a": PLAIN, "b": FRESH})
+
+
+def test_every_rank_is_told_of_wishes_that_differ(tmp_path: Path) -> None:
+    room = Room(tmp_path, ("a", "b"), is_shared=True)
+
+    def act(group: Group) -> agreement.Choice:
+        wish = FRESH if group.node == "b" else PLAIN
+        return agreement.choose(group, FS, CLOCK, room.run_dir("a"), memory=room.memory("a"), wish=wish, storage_wait_s=1.0)
+
+    same_error(run_ranks(("a", "b", "b"), act), UsageError)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from lab import Lives, digest, draws_nothing, seed_everything
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ridethrough.errors import MemoryTooSmall, StateMismatch, StepOrder, StorageError, UsageError
 from ridethrough.seam.fs import PosixFileSystem
@@ -20,14 +20,25 @@ from ridethrough.train import rng
 from ridethrough.train.checkpointer import Checkpointer
 
 
+class Stream(IterableDataset[Any]):
+    """Does not say how long it is."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(12, 2))
+
+
 class Job:
     """A model, its optimizer and a loader of 6 batches, tracked and restored."""
 
-    def __init__(self, lives: Lives, run_dir: Any, *, workers: int = 0, model: nn.Module | None = None, **settings: Any) -> None:
+    def __init__(
+        self, lives: Lives, run_dir: Any, *, workers: int = 0, model: nn.Module | None = None, is_stream: bool = False, **settings: Any
+    ) -> None:
         self._lives = lives
         self.model = model or nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.loader = DataLoader(TensorDataset(torch.randn(12, 2)), batch_size=2, shuffle=True, num_workers=workers)
+        self.loader: DataLoader[Any] = DataLoader(TensorDataset(torch.randn(12, 2)), batch_size=2, shuffle=True, num_workers=workers)
+        if is_stream:
+            self.loader = DataLoader(Stream(), batch_size=2)
         self.ckpt: Checkpointer = lives.start(run_dir, **settings)
         self.ckpt.track(model=self.model, optimizer=self.optimizer, data=self.loader)
         self.restored = self.ckpt.restore()
@@ -165,6 +176,65 @@ def test_rank_says_of_which_steps_it_has_snapshots(start: Callable[..., Job], li
     job = start(every_n_train_steps=2, snapshot_every_n_steps=2)
     job.steps(5)
     assert lives.rank_says["posted_steps"] == [2, 4]
+
+
+# -- the end of an epoch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["micro-batches are left over", "a break", "a stream of unknown length"])
+def unposted(request: pytest.FixtureRequest, lives: Lives, tmp_path: Path) -> Callable[[], tuple[Job, Callable[[], list[int]]]]:
+    """Starts a job in whose epochs the last step is no snapshot step, and one epoch's inner loop: the batches that it was given."""
+
+    def start() -> tuple[Job, Callable[[], list[int]]]:
+        job = Job(lives, tmp_path / "run", snapshot_every_n_steps=100, is_stream="stream" in request.param)
+
+        def inner() -> list[int]:
+            given = []
+            for number, _ in enumerate(job.loader, 1):
+                given.append(number)
+                if "left over" not in request.param or number == 4:
+                    job.step()
+                if "break" in request.param and number == 4:
+                    break
+            return given
+
+        return job, inner
+
+    return start
+
+
+def test_an_epoch_before_the_end_is_not_trained_again_when_the_run_is_extended(unposted: Any) -> None:
+    job, inner = unposted()
+    whole = [(epoch, inner()) for epoch in job.ckpt.epochs(2)]
+    steps = job.ckpt.global_step
+    job, inner = unposted()
+    assert job.restored == steps
+    assert [(epoch, inner()) for epoch in job.ckpt.epochs(3)] == [(2, whole[0][1])]
+
+
+def test_a_save_after_the_inner_loop_is_resumed_after_it(unposted: Any) -> None:
+    job, inner = unposted()
+    for _ in job.ckpt.epochs(1):
+        whole = inner()
+        job.ckpt.save()
+        break
+    job, inner = unposted()
+    assert [(epoch, inner()) for epoch in job.ckpt.epochs(2)] == [(0, []), (1, whole)]
+
+
+def test_close_after_epochs_were_left_is_resumed_after_the_inner_loop(unposted: Any) -> None:
+    job, inner = unposted()
+    for _ in job.ckpt.epochs(9):
+        whole = inner()
+        break
+    job.ckpt.close()
+    job, inner = unposted()
+    assert [(epoch, inner()) for epoch in job.ckpt.epochs(2)] == [(0, []), (1, whole)]
+
+
+def test_epochs_called_again_go_on_with_the_next(start: Callable[..., Job]) -> None:
+    job = start(save_last=False)
+    assert [list(job.ckpt.epochs(2)), list(job.ckpt.epochs(3))] == [[0, 1], [2]]
 
 
 # -- order of calls ------------------------------------------------------------------------------------------------------

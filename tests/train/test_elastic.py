@@ -119,6 +119,24 @@ def test_what_is_left_of_the_epoch_is_dealt_to_the_new_ranks(saved: list[list[st
     assert sorted(set(left)) == sorted(order[consumed:])
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_epoch_that_was_over_at_the_saved_step_stays_over(ranks: int) -> None:
+    def loader(rank: int, ranks: int) -> DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(range(SAMPLES), num_replicas=ranks, rank=rank)  # type: ignore[arg-type]
+        return DataLoader(range(SAMPLES), batch_size=5, sampler=sampler, drop_last=True)  # type: ignore[arg-type]
+
+    saved = []
+    for rank in range(3):
+        items = tracked(rank, 3, data=loader(rank, 3))
+        alive = train(items, 3, 1)
+        saved.append(save(items, rank, 3))
+        del alive
+    for rank in range(ranks):
+        items = tracked(rank, ranks, data=loader(rank, ranks))
+        take(saved, rank, ranks, items)
+        assert list(by_name(items)["data"]) == []
+
+
 def test_the_same_number_of_ranks_goes_on_as_before(saved: list[list[state.LoadedPart]]) -> None:
     for rank in range(3):
         items = tracked(rank, 3)

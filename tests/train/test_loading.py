@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pickle
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from room import CLOCK, Disks, Room, payload, run_ranks, same_error
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ridethrough.errors import NothingRestorable, StateMismatch, StorageUnreachable
 from ridethrough.format import layout
+from ridethrough.format.seal import Seal
 from ridethrough.journal import Journal
 from ridethrough.seam.fs import PosixFileSystem
-from ridethrough.testing import flip_bit
-from ridethrough.train import loading
-from ridethrough.train.agreement import Choice, choose
+from ridethrough.store.catalog import Checkpoint
+from ridethrough.testing import RecordingFileSystem, flip_bit
+from ridethrough.train import loading, state
+from ridethrough.train.agreement import Choice, Wish, choose
 from ridethrough.train.group import Group
+from ridethrough.types import AttemptRef
 
 NODES = ("a", "a", "b", "c")
 REPLICATED = layout.REPLICATED
@@ -39,7 +47,7 @@ class Reads(PosixFileSystem):
 def chosen(room: Room, nodes: tuple[str, ...] = NODES) -> list[Any]:
     def act(group: Group) -> Choice:
         node = group.node
-        return choose(group, room.fs_of(node), CLOCK, room.run_dir(node), memory=room.memory(node), is_fresh=False, storage_wait_s=1.0)
+        return choose(group, room.fs_of(node), CLOCK, room.run_dir(node), memory=room.memory(node), wish=Wish(), storage_wait_s=1.0)
 
     return run_ranks(nodes, act)
 
@@ -104,7 +112,7 @@ def test_only_the_node_with_the_damaged_copy_is_to_look_at_it_again(room: Room, 
     flip_bit(str(disks.path("b", 10, REPLICATED)), 500)
 
     def act(group: Group) -> Any:
-        found = choose(group, PosixFileSystem(), CLOCK, room.run_dir(group.node), memory=room.memory("a"), is_fresh=False, storage_wait_s=1.0)
+        found = choose(group, PosixFileSystem(), CLOCK, room.run_dir(group.node), memory=room.memory("a"), wish=Wish(), storage_wait_s=1.0)
         return found.suspects(group)
 
     directory = os.path.basename(disks.path("b", 10, REPLICATED).parent)
@@ -203,7 +211,7 @@ def test_on_a_shared_directory_a_damaged_part_is_looked_at_by_one_node_only(tmp_
     flip_bit(str(disks.path("a", 20, "rank-00003")), 500)
 
     def act(group: Group) -> Any:
-        found = choose(group, PosixFileSystem(), CLOCK, room.run_dir("a"), memory=room.memory("a"), is_fresh=False, storage_wait_s=1.0)
+        found = choose(group, PosixFileSystem(), CLOCK, room.run_dir("a"), memory=room.memory("a"), wish=Wish(), storage_wait_s=1.0)
         return found.checkpoint.step if found.checkpoint else None, len(found.suspects(group))
 
     assert run_ranks(NODES, act) == [(10, 1), (10, 1), (10, 0), (10, 0)]
@@ -238,6 +246,165 @@ def test_what_one_node_cannot_see_yet_on_a_shared_directory_comes_from_another(t
 
     room.fs["b"] = Blind()
     require(chosen(room, ("a", "b")), 10, saved_ranks=2)
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------------
+
+
+def told(room: Room, nodes: tuple[str, ...] = NODES) -> tuple[list[Any], int]:
+    """Every rank's choice, and the size of the largest thing that a rank gave to the others."""
+    sizes = []
+
+    def act(group: Group) -> Choice:
+        own = group.exchange
+
+        def exchange(value: Any) -> list[Any]:
+            sizes.append(len(pickle.dumps(value)))
+            return own(value)
+
+        group.exchange = exchange  # type: ignore[method-assign]
+        node = group.node
+        return choose(group, room.fs_of(node), CLOCK, room.run_dir(node), memory=room.memory(node), wish=Wish(), storage_wait_s=1.0)
+
+    return run_ranks(nodes, act), max(sizes)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["node-local", "shared"])
+def test_what_ranks_tell_each_other_of_a_tier_does_not_grow_with_their_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_shared: bool
+) -> None:
+    sizes = []
+    for size, chunk_bytes in ((1, 1 << 24), (100_000, 50)):
+        monkeypatch.setattr("ridethrough.format.part.CHUNK_BYTES", chunk_bytes)
+        room = Room(tmp_path / str(size), ("a", "b", "c"), is_shared=is_shared)
+        disks = Disks(room)
+        disks.open()
+        disks.start(1, NODES)
+        disks.save(10, HOME, trees={name: {"objects": {"metrics": {"seen": "x" * size}}} for parts in HOME.values() for name in parts})
+        outcomes, largest = told(room)
+        require(outcomes, 10)
+        sizes.append(largest)
+    assert sizes[1] <= sizes[0] + 50
+
+
+def test_what_all_nodes_know_of_an_attempts_ranks_is_not_told_by_each(tmp_path: Path) -> None:
+    """Every node has the roster of every attempt: of 8,192 ranks that is megabytes."""
+    room = Room(tmp_path, ("a", "b", "c"))
+    disks = Disks(room)
+    disks.open()
+    disks.start(1, NODES)
+    disks.save(10, HOME)
+    _, before = told(room)
+    disks.start(2, tuple("abc"[rank % 3] for rank in range(3000)))
+    _, after = told(room)
+    assert after < before + 300
+
+
+@pytest.mark.parametrize("knows", ["a", "b", "c"])
+def test_who_trained_may_be_known_to_one_node_alone(room: Room, knows: str) -> None:
+    disks = Disks(room)
+    disks.open()
+    disks.start(1, NODES, on=[knows])
+    disks.save(10, HOME)
+    require(chosen(room), 10)
+
+
+PLACE = {"seed": 1, "epoch": 2, "batches": 3, "samples": 6, "is_open": True, "dealt": [0, 4]}
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_ranks_that_were_at_different_places_of_an_epoch_are_found_in_what_is_told(room: Room, disks: Disks, rank: int | None) -> None:
+    """Of fewer ranks none reads the private parts of the last ones."""
+
+    def tree(of: int) -> dict[str, Any]:
+        return {"objects": {"data": {**PLACE, "seed": of, "samples": 8 if of == rank else 6, "dataset": "x" * 10_000}}}
+
+    disks.save(10, HOME, trees={layout.rank_part(of): tree(of) for of in range(4)})
+    loader: DataLoader[Any] = DataLoader(range(40), batch_size=2, sampler=DistributedSampler(range(40), 3, 0))  # type: ignore[arg-type]
+    item = state.classify("data", loader, world_size=3, seed=1)
+    for choice in chosen(room, ("a", "b", "c")):
+        assert choice.checkpoint is not None
+        assert len(pickle.dumps([seal.tree for seal in choice.checkpoint.seals])) < 4000
+        if rank is None:
+            state._take_over(item, PLACE, choice.checkpoint.seals, keeps_seed=False)
+            continue
+        with pytest.raises(StateMismatch, match="at different places of the epoch"):
+            state._take_over(item, PLACE, choice.checkpoint.seals, keeps_seed=False)
+
+
+class SpoilsLater(PosixFileSystem):
+    """Seals of one part are intact when they are read for the first time only."""
+
+    def __init__(self, part: str, *, is_lost: bool = False) -> None:
+        self._part, self._is_lost = part, is_lost
+        self._read: set[str] = set()
+
+    def read(self, path: str, *, max_bytes: int, past_cache: bool = False) -> bytes:
+        found = super().read(path, max_bytes=max_bytes, past_cache=past_cache)
+        if not path.endswith(".seal") or not os.path.basename(path).startswith(f"{self._part}~"):
+            return found
+        if path in self._read:
+            if self._is_lost:
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return found.replace(b"step", b"stop")
+        self._read.add(path)
+        return found
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["damaged", "lost"])
+def test_a_seal_that_is_damaged_after_it_was_counted_is_a_damaged_copy(room: Room, disks: Disks, *, is_lost: bool) -> None:
+    disks.save(10, HOME)
+    room.fs["b"] = SpoilsLater(REPLICATED, is_lost=is_lost)
+    outcomes = chosen(room)
+    require(outcomes, 10)
+    assert {(copy.node, copy.part) for copy in outcomes[0].damaged} == {("b", REPLICATED)}
+
+
+def test_a_seal_of_another_save_under_the_name_of_the_counted_one_is_a_damaged_copy(room: Room, disks: Disks) -> None:
+    disks.save(10, HOME)
+    [other] = disks.save(20, {"b": [REPLICATED]})
+    path = disks.path("b", 10, REPLICATED)
+    counted = path.with_suffix(".seal")
+    reads: list[str] = []
+
+    def swap(call: str, at: str) -> None:
+        if (call, at) == ("read", str(counted)):
+            reads.append(at)
+            if len(reads) == 2:
+                shutil.copy(disks.path("b", 20, REPLICATED), path)
+                counted.write_bytes(dataclasses.replace(other, payload_name=path.name).encode())
+
+    room.fs["b"] = RecordingFileSystem(PosixFileSystem(), before=swap)
+    outcomes = chosen(room)
+    require(outcomes, 10)
+    assert {(copy.node, copy.part) for copy in outcomes[0].damaged} == {("b", REPLICATED)}
+
+
+def sealed(part: str, node: str) -> Seal:
+    return Seal(
+        run_uid="u", attempt=AttemptRef(seq=1, nonce="n"), parent=None, step=1, save_id="s", part=part, node=node, roster_digest="d",
+        payload_name=f"{part}~{node}-00000000.safetensors", payload_bytes=1, chunk_bytes=1, chunks=(), tensors=(), tree={}, meta={},
+    )  # fmt: skip
+
+
+def test_the_next_copy_of_8192_parts_on_1024_nodes_is_found_in_a_second() -> None:
+    nodes = tuple(f"n{number:04}" for number in range(1024))
+    seals = [sealed(REPLICATED, node) for node in nodes]
+    seals += [sealed(layout.rank_part(rank), nodes[(rank // 8 + far) % 1024]) for rank in range(8192) for far in (0, 32, 64)]
+    checkpoint = Checkpoint(
+        step=1, save_id="s", attempt=AttemptRef(seq=1, nonce="n"), parent=None, dir_name="d", roster=None, seals=tuple(seals), problems=(),
+        size_bytes=0,
+    )  # fmt: skip
+    candidate = loading.Candidate(checkpoint=checkpoint, holders={seal.payload_name: (seal.node,) for seal in seals})
+    began_s = time.process_time()
+    copies = loading.Copies(candidate, nodes)
+    found = [copies.next_node(layout.rank_part(rank), {nodes[rank // 8]}) for rank in range(8192)]
+    assert time.process_time() - began_s < 1.0
+    assert found == [min(nodes[(rank // 8 + far) % 1024] for far in (32, 64)) for rank in range(8192)]
+    assert copies.next_node(REPLICATED, set(nodes[:1000])) == nodes[1000]
+    assert copies.next_node(REPLICATED, set(nodes)) is None
+    assert [seal.node for seal in copies.readable(REPLICATED, nodes[7])] == [nodes[7]]
+    assert copies.readable(layout.rank_part(0), nodes[7]) == []
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
 
 from ridethrough.train import data, rng
 
@@ -107,6 +108,93 @@ def test_a_validation_loader_goes_on_with_its_next_epoch_after_a_resume_in_the_m
     first, state = life(2, None)
     rest, _ = life(1, state)
     assert [*first, *rest] == whole
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Counter(Stream):
+    """Knows where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+
+def stream() -> DataLoader[Any]:
+    return DataLoader(Stream(), batch_size=2)
+
+
+def counter() -> DataLoader[Any]:
+    return DataLoader(Counter(), batch_size=2)
+
+
+def trained(make: Any, *, steps: int | None) -> tuple[DataLoader[Any], data.Position]:
+    """A loader whose loop was left after so many steps; after all unless given."""
+    loader = make()
+    position = data.make_resumable(loader, seed=3)
+    for number, _ in enumerate(loader, 1):
+        position.confirm()
+        if number == steps:
+            break
+    return loader, position
+
+
+@pytest.mark.parametrize("steps", [3, None])
+@pytest.mark.parametrize("make", [own_generator, stream, counter])
+def test_an_epoch_whose_training_loop_has_ended_has_no_batch_left_after_a_resume(make: Any, steps: int | None) -> None:
+    loader, left = trained(make, steps=steps)
+    fresh = make()
+    position = data.make_resumable(fresh, seed=3)
+    position.load_state_dict(left.state_dict())
+    if make is counter:
+        fresh.dataset.at = loader.dataset.at  # type: ignore[attr-defined]
+    position.start_epoch(0)
+    assert batches(fresh) == []
+    assert position.state_dict() == left.state_dict()
+    position.start_epoch(1)
+    left.start_epoch(1)
+    assert batches(fresh) == batches(loader) != []
+
+
+def test_the_loop_of_a_validation_loader_runs_again_after_a_resume() -> None:
+    loader = own_generator()
+    position = data.make_resumable(loader, seed=3)
+    whole = batches(loader)
+    fresh = own_generator()
+    again = data.make_resumable(fresh, seed=3)
+    again.load_state_dict(position.state_dict())
+    again.start_epoch(0)
+    assert batches(fresh) == whole
+
+
+def test_an_iterator_that_is_held_beyond_its_epoch_does_not_end_the_next() -> None:
+    loader = own_generator()
+    position = data.make_resumable(loader, seed=3)
+    held = iter(loader)
+    next(held)
+    position.confirm()
+    position.start_epoch(1)
+    del held
+    assert batches(loader) == straight(own_generator, 2)[1]
+
+
+def test_a_second_pass_in_the_same_epoch_leaves_the_next_epoch_whole() -> None:
+    loader, position = trained(own_generator, steps=None)
+    for _ in loader:
+        position.confirm()
+    position.start_epoch(1)
+    assert batches(loader) == straight(own_generator, 2)[1]
 
 
 def test_text_keys_have_the_same_seed_in_every_process() -> None:

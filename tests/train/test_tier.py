@@ -288,6 +288,39 @@ def test_fewer_nodes_than_in_an_attempt_that_was_itself_shrunk_count_from_there(
     assert opened(room, ("b", "b"))[0].is_shrunk
 
 
+ROOM = ("a", "b", "c", "d")
+
+
+def in_room(room: Room) -> Room:
+    room.memories = {node: Memory(room=ROOM, declared="shared") for node in ROOM}
+    return room
+
+
+def test_nodes_that_hear_nobody_of_the_newest_attempt_do_not_go_on_beside_it(tmp_path: Path) -> None:
+    """Two halves of a room: the one that went on first may be training now, also where it has its records already."""
+    room = in_room(Room(tmp_path, ROOM, is_shared=True))
+    disks = before(room, ROOM)
+    disks.start(2, ("a", "b"), parent=Parent(attempt=AttemptRef(seq=1, nonce="01" * 16), step=5))
+    for half in (("c", "d"), ("d",)):
+        error = same_error(opened(room, half), JobStuck)
+        assert "that of a, b, none of which is here" in str(error)
+
+
+def test_nodes_with_one_of_the_newest_attempt_among_them_go_on(tmp_path: Path) -> None:
+    room = in_room(Room(tmp_path, ROOM, is_shared=True))
+    disks = before(room, ROOM)
+    disks.start(2, ("a", "b"), parent=Parent(attempt=AttemptRef(seq=1, nonce="01" * 16), step=5))
+    assert opened(room, ("b", "c"))[0].is_shrunk
+    assert not opened(room, ROOM)[0].is_shrunk
+
+
+def test_other_nodes_than_before_go_on_where_no_configuration_has_those_before(tmp_path: Path) -> None:
+    """A scheduler gives other nodes at each start."""
+    room = Room(tmp_path, ROOM, is_shared=True)
+    before(room, ("a", "b"))
+    assert not opened(room, ("c", "d"))[0].is_shrunk
+
+
 def test_a_shrunk_start_is_refused_while_another_half_may_be_starting(tmp_path: Path) -> None:
     room = shared(tmp_path)
     before(room)

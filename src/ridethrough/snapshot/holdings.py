@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ridethrough.snapshot.link import KeeperLink
+from ridethrough.snapshot.replicas import find_slot
 from ridethrough.snapshot.slots import Slot
 
 
@@ -32,7 +33,9 @@ class Holdings:
             if name.startswith(prefix) and (name not in self._slots or self._slots[name].size_bytes != size):
                 if name in self._slots:
                     self._slots.pop(name).close()
-                self._slots[name] = self._link.slot(name)
+                slot = find_slot(self._link, name)
+                if slot is not None:
+                    self._slots[name] = slot
         by_rank: dict[int, list[Slot]] = {rank: [] for rank in ranks}
         for name, slot in self._slots.items():
             by_rank.setdefault(int(name.split("/")[2]), []).append(slot)
@@ -78,9 +81,9 @@ class Holdings:
         for name in self._link.names() if wanted else ():
             rank = int(name.split("/")[2]) if name.startswith(prefix) else -1
             if rank in wanted and rank not in pinned:
-                slot = self._link.slot(name)
-                if slot.posted_step() == step and slot.pin(step):
+                slot = find_slot(self._link, name)
+                if slot is not None and slot.posted_step() == step and slot.pin(step):
                     pinned[rank] = slot
-                else:
+                elif slot is not None:
                     slot.close()
         return pinned

@@ -24,8 +24,8 @@ PERSIST = "persist"
 COURIER = "courier"
 """Board written by the courier: what it holds of other nodes, and where it listens."""
 BOARD_BYTES = 64 << 10
-CONTROL_BYTES = 1 << 20
-"""The control board names every node of a launch, several times when many are dark; of its memory only what is used exists."""
+NAMES_BYTES = 1 << 20
+"""Boards that name nodes: when many are dark, many of them, several times; of the memory only what is used exists."""
 PLAN_BYTES = 32 << 20
 
 _ANSWER_S = 10.0
@@ -33,7 +33,7 @@ _ANSWER_S = 10.0
 
 def board_bytes(name: str) -> int:
     """How large a board of that name is: the same for whoever opens it first."""
-    return CONTROL_BYTES if name == CONTROL else BOARD_BYTES
+    return NAMES_BYTES if name in (CONTROL, PERSIST) else BOARD_BYTES
 
 
 def rank_board(launch: int, rank: int) -> str:

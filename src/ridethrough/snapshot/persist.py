@@ -40,7 +40,7 @@ _PENDING_EVENTS = 1000
 _CRASHES_PER_SAVE = 2
 _SEALED_KEPT = 4
 _REPLICAS_WAIT_S = 2.0
-"""Longer than a part of 256 KiB takes; a slot is kept meanwhile, of four."""
+"""Longer than a part of 256 KiB takes; a slot is kept meanwhile, of the few that there are."""
 
 
 @dataclass(slots=True)
@@ -187,7 +187,9 @@ class Persister:
         if said != here:
             # Also backwards: a part that reads back wrong makes its save count no more.
             self._acknowledge(said)
-        if said is not None and confirmed["is_verified"] and (self._answer.verified or {}).get("step") != said:
+        verified = self._answer.verified or {}
+        # By launch too: an earlier one may have verified the same step, of which this one has made another save.
+        if said is not None and confirmed["is_verified"] and (verified.get("launch"), verified.get("step")) != (self._answer.launch, said):
             self._conclude(said)
 
     @property
@@ -228,7 +230,8 @@ class Persister:
             retention=plan.retention,
             monitor=plan.monitor,
             resumed_dir=plan.resumed_dir,
-            own_parts=None if plan.is_shared or len(plan.nodes) == 1 else plan.held_parts(),
+            node=plan.node,
+            has_own_disk=not plan.is_shared and len(plan.nodes) > 1,
             note=self._note,
         )
         self._sealed_parts.clear()

@@ -30,13 +30,8 @@ def is_private(part: RosterPart) -> bool:
     return len(part.holders) == 1 and part.name == rank_part(part.holders[0])
 
 
-def replica_nodes(nodes: Sequence[str], node: str, domains: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes that hold the private parts of `node`: up to two others, of other domains first."""
-    return all_replicas(nodes, domains)[node]
-
-
 def all_replicas(nodes: Sequence[str], domains: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The same for every node."""
+    """By node the nodes that hold its private parts: up to two others, of other domains first."""
     return _replicas(tuple(nodes), tuple(domains.get(node, node) for node in nodes))
 
 

@@ -98,11 +98,6 @@ class Plan:
         """The nodes that hold the private parts of `node`."""
         return self._replicas[node]
 
-    def held_parts(self) -> frozenset[str]:
-        """Parts that a rank of this node holds."""
-        mine = set(self.local_ranks)
-        return frozenset(p.name for p in self.roster.parts if mine & set(p.holders))
-
     @cached_property
     def _coverage(self) -> dict[frozenset[str], bool]:
         return {}

@@ -57,11 +57,6 @@ class Inbox:
         """How much may be added."""
         return max(_LENGTH.size + self.limit_bytes - len(self._held), 0)
 
-    @property
-    def is_empty(self) -> bool:
-        """No message has begun to arrive."""
-        return not self._held
-
     def add(self, data: bytes) -> None:
         """These bytes came next."""
         self._held += data
@@ -158,9 +153,11 @@ class Hello:
         field_bytes(fields, "nonce")
         try:
             seq, nonce = fields["attempt"]
+            if type(seq) is not int:  # 1e999 is a number in JSON too, and cannot be made one
+                raise ValueError("not a number of an attempt")
             return Hello(
                 run_uid=str(fields["run"]),
-                attempt=AttemptRef(seq=int(seq), nonce=str(nonce)),
+                attempt=AttemptRef(seq=seq, nonce=str(nonce)),
                 sender=str(fields["sender"]),
                 holder=str(fields["holder"]),
             )
@@ -294,7 +291,7 @@ class Parcel:
                 and entry["size_bytes"] == len(payload)
                 and entry["xxh3_128"] == xxhash.xxh3_128_hexdigest(payload)
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Damaged(path="frame", detail="makes no sense") from error
         if not is_whole or len(payload) > REPLICA_LIMIT_BYTES:
             raise Damaged(path=f"rank {rank}, step {step}", detail="not the part that was packed")

@@ -240,6 +240,30 @@ def read_seals(fs: FileSystem, run_dir: str, dir_name: str) -> tuple[Seal, ...]:
     return tuple(_read_seals(fs, os.path.join(run_dir, dir_name), []))
 
 
+def seal_name(payload_name: str) -> str:
+    """The file that seals a payload."""
+    return payload_name.removesuffix(".safetensors") + ".seal"
+
+
+def read_seal(fs: FileSystem, run_dir: str, dir_name: str, outline: Seal) -> Seal:
+    """The seal whose outline is known from an earlier reading.
+
+    Raises:
+        Damaged: It is not what it was.
+        StorageUnreachable: It cannot be read now.
+    """
+    path = os.path.join(dir_name, seal_name(outline.payload_name))
+    try:
+        seal = seal_format.decode(_read(fs, os.path.join(run_dir, path)), path=path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Damaged(path=path, detail="the seal is missing") from None
+    except (ForeignRecord, FormatTooNew) as error:
+        raise Damaged(path=path, detail=f"it was a seal of ours before: {error}") from error
+    if any(getattr(seal, name) != getattr(outline, name) for name in ("save_id", "roster_digest", "part", "payload_name")):
+        raise Damaged(path=path, detail=f"it seals {seal.part!r} of step {seal.step} now, save {seal.save_id[:8]}")
+    return seal
+
+
 def _read_checkpoint(fs: FileSystem, run_dir: str, name: str, run: Run, rosters: dict[str, Roster], run_problems: list[Problem]) -> Checkpoint | None:
     directory = os.path.join(run_dir, name)
     problems: list[Problem] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ridethrough.errors import ForeignRecord, FormatTooNew
 from ridethrough.format import layout
 from ridethrough.seam.fs import FileSystem
-from ridethrough.store.catalog import Catalog, lineage, on_lineage
+from ridethrough.store.catalog import Catalog, Checkpoint, lineage, on_lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +97,14 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
     return tuple(verdict(f) for f in found)
 
 
-def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None, own_parts: frozenset[str] | None = None) -> tuple[Found, ...]:
+def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None, own_node: str | None = None) -> tuple[Found, ...]:
     """The checkpoints of a catalog, as `plan` wants them.
 
     Args:
         catalog: What is on the tier.
         verified: Save ids that were read back intact; with several nodes, all parts on all of them.
         monitor: Name of the metric in `meta["metrics"]`.
-        own_parts: On a node-local tier the parts of a complete checkpoint that are here; None if all are.
+        own_node: On a node-local tier the node whose disk it is; None if every part of a checkpoint is here.
     """
     chain = lineage(catalog.attempts)
     rows = []
@@ -117,7 +117,7 @@ def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None, o
                 step=c.step,
                 attempt_seq=c.attempt.seq,
                 # What the lead has called verified is complete over all nodes; here it still is if our own parts are.
-                is_complete=c.is_complete or (own_parts is not None and c.save_id in verified and own_parts <= {s.part for s in c.seals}),
+                is_complete=c.is_complete or (own_node is not None and c.save_id in verified and _has_own_parts(c, own_node)),
                 is_verified=c.save_id in verified,
                 is_on_lineage=on_lineage(c, chain),
                 is_ours=not any(isinstance(p.error, (ForeignRecord, FormatTooNew)) for p in c.problems),
@@ -126,6 +126,14 @@ def survey(catalog: Catalog, *, verified: frozenset[str], monitor: str | None, o
             )
         )
     return tuple(rows)
+
+
+def _has_own_parts(checkpoint: Checkpoint, node: str) -> bool:
+    """The parts that this node's ranks held are here. By the roster of its own attempt: in a later one ranks may stand elsewhere."""
+    if checkpoint.roster is None:
+        return False
+    own = {p.name for p in checkpoint.roster.parts if any(checkpoint.roster.nodes[rank] == node for rank in p.holders)}
+    return own <= {seal.part for seal in checkpoint.seals}
 
 
 def delete_checkpoint(fs: FileSystem, run_dir: str, dir_name: str) -> None:

@@ -2,16 +2,20 @@
 
 A checkpoint exists when every part of its roster has a seal on some node. Which node has which
 copy is kept beside the catalog: a file is where it was found, whatever name its writer had.
+
+What nodes tell each other are outlines: who has a copy of which part. Whoever needs the part reads
+its seal again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ridethrough.errors import TwoHeads
+from ridethrough.format import layout
 from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import Seal
 from ridethrough.store import catalog as catalogs
@@ -28,6 +32,26 @@ class Union:
     """By directory of a checkpoint and name of a payload: the nodes that have it."""
     makers: dict[AttemptRef, tuple[str, ...]]
     """The nodes that know of an attempt."""
+
+
+def outline(catalog: Catalog, outline_tree: Callable[[Any], Any]) -> Catalog:
+    """The catalog without what grows with the state, and without rosters, of which all nodes have the same.
+
+    Args:
+        catalog: As it was read.
+        outline_tree: What remains of the tree of a private part.
+    """
+    same = _Interned()
+
+    def outlined(seal: Seal) -> Seal:
+        tree = {} if seal.part == layout.REPLICATED else outline_tree(seal.tree)
+        return dataclasses.replace(same.intern(seal), chunks=(), tensors=(), tree=tree, meta={})
+
+    checkpoints = tuple(
+        dataclasses.replace(checkpoint, roster=None, seals=tuple(outlined(seal) for seal in checkpoint.seals), meta={})
+        for checkpoint in catalog.checkpoints
+    )
+    return dataclasses.replace(catalog, checkpoints=checkpoints, rosters={})
 
 
 def merge(found: Mapping[str, Catalog]) -> Union:
@@ -95,19 +119,17 @@ def _join(copies: list[tuple[str, Checkpoint]], rosters: Mapping[str, Roster]) -
 
 
 class _Interned:
-    """Copies of a part share in memory, and on their way to other ranks, what they have in common."""
+    """Seals share in memory, and on their way to other ranks, the names that they have in common."""
 
     def __init__(self) -> None:
-        self._by_part: dict[str, Seal] = {}
+        self._values: dict[Any, Any] = {}
 
     def intern(self, seal: Seal) -> Seal:
-        model = self._by_part.setdefault(seal.part, seal)
-        if model is seal:
-            return seal
-        shared: dict[str, Any] = {
-            name: getattr(model, name) for name in ("chunks", "tensors", "tree", "meta") if getattr(model, name) == getattr(seal, name)
-        }
-        return dataclasses.replace(seal, **shared)
+        names = ("run_uid", "attempt", "parent", "save_id", "part", "node", "roster_digest")
+        return dataclasses.replace(seal, **{name: self._one(getattr(seal, name)) for name in names})
+
+    def _one(self, value: Any) -> Any:
+        return self._values.setdefault(value, value)
 
 
 def candidates(union: Union) -> tuple[Checkpoint, ...]:

@@ -12,7 +12,7 @@ from ridethrough.errors import Damaged, RideThroughError, StorageUnreachable
 from ridethrough.format import part
 from ridethrough.format.seal import Seal
 from ridethrough.seam.fs import FileSystem
-from ridethrough.store.catalog import Checkpoint
+from ridethrough.store.catalog import Checkpoint, seal_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,13 @@ def check_part(
     """The payload matches its seal; `buffer`, if given, now holds it.
 
     Raises:
+        ValueError: The seal is an outline, which proves nothing.
         Damaged: It does not; says where.
         StorageUnreachable: It cannot be read now.
     """
     shown = os.path.join(dir_name, seal.payload_name)
+    if len(seal.chunks) * seal.chunk_bytes < seal.payload_bytes:
+        raise ValueError(f"{shown}: {len(seal.chunks)} checksums do not cover {seal.payload_bytes} bytes")
     path = os.path.join(run_dir, shown)
     scratch = None if buffer is not None else memoryview(bytearray(min(seal.chunk_bytes, max(seal.payload_bytes, 1))))
     for index, expected in enumerate(seal.chunks):
@@ -84,7 +87,7 @@ def check_seal(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal) -> None:
         Damaged: It is not.
         StorageUnreachable: It cannot be read now.
     """
-    shown = os.path.join(dir_name, seal.payload_name.removesuffix(".safetensors") + ".seal")
+    shown = os.path.join(dir_name, seal_name(seal.payload_name))
     expected = seal.encode()
     try:
         found = fs.read(os.path.join(run_dir, shown), max_bytes=2 * len(expected), past_cache=True)

@@ -48,7 +48,8 @@ class RunWriter:
         retention: What to keep.
         monitor: Name of the metric that retention compares.
         resumed_dir: Checkpoint this attempt came from.
-        own_parts: On a node-local tier of several nodes the parts that are here of a complete checkpoint; None if all are.
+        node: This node: its journal tells what was verified.
+        has_own_disk: The tier is one of several, each on a node of its own, and a checkpoint is spread over them.
         note: Puts events on record.
     """
 
@@ -62,7 +63,8 @@ class RunWriter:
         retention: Retention,
         monitor: str | None,
         resumed_dir: str | None,
-        own_parts: frozenset[str] | None = None,
+        node: str,
+        has_own_disk: bool = False,
         note: Note,
     ) -> None:
         self._fs = fs
@@ -72,16 +74,19 @@ class RunWriter:
         self._retention = retention
         self._monitor = monitor
         self._resumed_dir = resumed_dir
-        self._own_parts = own_parts
+        self._node = node
+        self._has_own_disk = has_own_disk
         self._note = note
         self.verified: set[str] = set()
         """Save ids that were read back intact."""
 
     def learn_verified(self) -> None:
-        """What earlier writers have verified counts as verified, as far as the journals say so."""
-        directory = os.path.join(self._run_dir, layout.JOURNAL)
+        """What earlier writers have verified counts as verified, as far as this node's journal says so.
+
+        Those of the other nodes say the same: a thousand of them, read by a thousand nodes, would keep the first save waiting.
+        """
         try:
-            history = journal.read(self._fs, [os.path.join(directory, name) for name in self._fs.list_dir(directory)])
+            history = journal.read(self._fs, [layout.journal_path(self._run_dir, self._node)])
         except (RideThroughError, OSError) as error:
             # Saves go on all the same: not knowing what was verified only makes retention keep more.
             self._note("journal.unreadable", message=str(error))
@@ -151,7 +156,10 @@ class RunWriter:
         try:
             require_newest(self._fs, self._run_dir, self._attempt)
             found = retain.survey(
-                read_catalog(self._fs, self._run_dir), verified=frozenset(self.verified), monitor=self._monitor, own_parts=self._own_parts
+                read_catalog(self._fs, self._run_dir),
+                verified=frozenset(self.verified),
+                monitor=self._monitor,
+                own_node=self._node if self._has_own_disk else None,
             )
             for verdict in retain.plan(found, self._retention, in_progress=in_progress, resumed_from=self._resumed_dir):
                 if not verdict.keep:

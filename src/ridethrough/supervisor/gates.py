@@ -27,6 +27,8 @@ EVERY_S = 1.0
 """How old an answer may be before the question is asked again."""
 PATIENCE_S = 5.0
 """Longer than any healthy answer; from then on the silence is the answer."""
+_FORGOTTEN_S = 2 * EVERY_S
+"""An answer that old when the question is asked again is of a call long over: nobody has asked since."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -74,11 +76,12 @@ class Gates:
     def _probe(self, what: str, ask: Callable[[], object]) -> _Probe:
         return _Probe(self._clock, what, ask)
 
-    def look(self, rendezvous: str | None = None) -> Presence:
+    def look(self, lead: str | None = None) -> Presence:
         """How far this node has come. Returns at once, with the newest answers.
 
         Args:
-            rendezvous: The node that would host now, as the lead's call says; None: the first of the configuration.
+            lead: The node that calls; None: the first of the configuration. It is the first that lives, so the one that
+                will host the rendezvous, unless one before it comes back meanwhile: who hosts is known only with the call.
         """
         if not self._config.has_gates:
             return Presence(is_ready=True)
@@ -86,7 +89,7 @@ class Gates:
         for gate in self._config.recovery.start_order:
             if gate == "workers":
                 break
-            shut[gate] = self._shut(gate, rendezvous)
+            shut[gate] = self._shut(gate, lead)
             if shut[gate]:
                 break
         waiting = missing({gate for gate, reasons in shut.items() if not reasons}, self._config.recovery.start_order)
@@ -94,18 +97,18 @@ class Gates:
             return Presence(is_ready=True)
         return Presence(is_ready=False, missing=tuple(f"{waiting[0]}: {reason}" for reason in shut[waiting[0]]))
 
-    def _shut(self, gate: str, rendezvous: str | None) -> tuple[str, ...]:
+    def _shut(self, gate: str, lead: str | None) -> tuple[str, ...]:
         """Why the gate is shut, nothing if it is open."""
         if gate == "storage":
             probes = self._storage
         elif gate == "network":
             probes = [self._network]
         else:
-            probes = self._way(rendezvous)
+            probes = self._way(lead)
         return tuple(reason for reason in (probe.ask() for probe in probes) if reason is not None)
 
-    def _way(self, rendezvous: str | None) -> list[_Probe]:
-        host = rendezvous or next(iter(self._config.order), self._node)
+    def _way(self, lead: str | None) -> list[_Probe]:
+        host = lead or next(iter(self._config.order), self._node)
         address = self._config.addresses.get(host)
         if host == self._node or address is None:
             return []
@@ -136,6 +139,8 @@ class _Probe:
         """Why not, from the newest answer; None if all is well. Sees to it that the next answer comes."""
         now_s = self._clock.monotonic_s()
         asked_s, answer = self._asked_s, self._answer
+        if asked_s is None and answer is not None and now_s - answer[1] > _FORGOTTEN_S:
+            self._answer = answer = self._shut_s = None
         if asked_s is None and (answer is None or now_s - answer[1] >= EVERY_S):
             self._asked_s = now_s
             threading.Thread(target=self._run, name="ridethrough-gate", daemon=True).start()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridethrough.errors import JobStuck
+from ridethrough.errors import Fenced, JobStuck
 from ridethrough.snapshot.ranks import RankPhase, RankState
 from ridethrough.supervisor import muster, policy, saving
 from ridethrough.supervisor.directive import Directive, Incident, Outcome, Stage
@@ -26,6 +26,8 @@ _OTHER_ENDS_S = 4.0
 _SAVE_DEADLINE_S = 120.0
 """A node that takes longer than this for a save has a dead mount: others write its parts."""
 _FLUSH_WAIT_S = 120.0
+_MUSTER_S = 1.0
+"""Nodes that only have to look at their gates are ready by then; later it is said who is waited for."""
 _NAMED = 4
 _REASON_CHARS = 300
 _NOTHING_SAVED: dict[str, Any] = {
@@ -106,6 +108,8 @@ class Lead:
             waited_s=self._waited_s("muster", scene),
             has_shared_tier=scene.around.has_shared_tier,
         )
+        if call.action == "wait" and self._waited_s("muster", scene) < _MUSTER_S:
+            return directive
         if call.action == "wait":
             said = f"{directive.generation} {call.reason}"
             if said not in self._said:
@@ -116,6 +120,8 @@ class Lead:
         if call.action == "stop":
             return self._finish(scene, JobStuck.exit_code, call.reason)
         reason = outcome.reason if outcome is not None else "first start"
+        self._since = {name: at_s for name, at_s in self._since.items() if name == "incident"}
+        self._said.clear()
         return replace(
             directive,
             stage=Stage.RUNNING,
@@ -145,6 +151,8 @@ class Lead:
         """The launch is over if every living node's command has ended, one has failed, a node is given up, or nothing moves."""
         if scene.stuck is not None:
             return self._finish(scene, JobStuck.exit_code, scene.stuck)
+        if scene.fenced is not None and self._settings.argv:
+            return self._finish(scene, Fenced.exit_code, scene.fenced)
         lost = scene.lost()
         if lost:
             detail = f"{_listed(lost)} {'has' if len(lost) == 1 else 'have'} gone dark"
@@ -176,8 +184,7 @@ class Lead:
         return self._end(scene, verdict, root=root)
 
     def _give_up(self, scene: Scene, lost: tuple[str, ...], detail: str) -> Directive:
-        silent_s = {n: round(min(scene.seen[n].silent_s, 1e6), 2) for n in lost}
-        self._note("peer.convicted", nodes=list(lost), silent_s=silent_s, has_restarted=[n for n in lost if scene.seen[n].has_restarted])
+        self._note("peer.convicted", **_silence(scene, lost))
         return self._end(scene, policy.Verdict(cause=policy.Cause.DARK, fingerprint="dark", detail=detail), lost=lost)
 
     def _end(self, scene: Scene, verdict: policy.Verdict, *, lost: tuple[str, ...] = (), root: NodeView | None = None) -> Directive:
@@ -250,13 +257,13 @@ class Lead:
         """What is suspicious stops nothing; memory is made durable."""
         why = []
         fresh = [node for node in scene.silent if node not in self._silent]
-        for node in fresh:
-            sight = scene.seen[node]
-            self._note("peer.suspected", node=node, silent_s=round(min(sight.silent_s, 1e6), 2), has_restarted=sight.has_restarted)
         if fresh:
+            # One record for all: half a room of them, each with its fsync, would hold up what is to be done about it.
+            self._note("peer.suspected", **_silence(scene, fresh))
             why.append(f"{_listed(fresh)} silent")
-        for node in sorted(self._silent & set(scene.living)):
-            self._note("peer.heard_again", node=node)
+        heard = sorted(self._silent & set(scene.living))
+        if heard:
+            self._note("peer.heard_again", nodes=heard)
         self._silent = set(scene.silent)
         dead = {(n, rank) for n, v in scene.living.items() for rank in v.dead_ranks}
         if dead - self._dead:
@@ -296,7 +303,7 @@ class Lead:
         number = max([int((directive.flush or {}).get("id", 0)), *(v.flushed for v in scene.living.values())]) + 1
         flush: dict[str, Any] = {"id": number, "reason": reason}
         if len(scene.members) > 1:
-            steps = saving.complete_steps(scene.living, scene.dark, scene.around.replica_nodes)
+            steps = saving.complete_steps(scene.living, scene.dark, scene.around.replica_nodes, is_shared=scene.around.has_shared_tier)
             flush |= {"step": max(steps, default=-1), "dark": sorted(scene.dark)}
         return replace(directive, flush=flush)
 
@@ -340,7 +347,7 @@ class Lead:
         if dark == set(directive.dark) or not around.is_covered(dark):
             return directive  # without what they have it would never be whole; the others may yet be heard
         writers = {n: v for n, v in living.items() if n not in dark}
-        if current in saving.complete_steps(writers, dark, around.replica_nodes):
+        if current in saving.complete_steps(writers, dark, around.replica_nodes, is_shared=around.has_shared_tier):
             self._note("save.taken_over", step=current, dark=sorted(dark))
             return replace(directive, announced=current, announcement=directive.announcement + 1, dark=tuple(sorted(dark)))
         if any(v.posted and current not in v.posted and v.posted[-1] > current for v in writers.values()):
@@ -362,9 +369,11 @@ class Lead:
         # A node may have fallen silent a moment ago and still be at its flush; one that has restarted has nothing left to flush.
         unsure = [scene.seen[n] for n in scene.silent if n not in outcome.lost]
         is_unsure = any(sight.silent_s < self._settings.dead_s and not sight.has_restarted for sight in unsure)
-        if is_unsure or scene.at_work:
+        # Whoever was never called, its link being out just then, has nothing to end.
+        if is_unsure or any(v.phase is NodePhase.RUNNING for v in scene.living.values()):
             return directive
-        ranks = {n: v for n, v in scene.living.items() if v.ranks and v.attempt is not None}
+        living = {n: v for n, v in scene.living.items() if v.generation >= directive.generation}
+        ranks = {n: v for n, v in living.items() if v.ranks and v.attempt is not None}
         if ranks and (outcome.cause not in ORDERLY or any(v.is_unsaved for v in ranks.values())):
             flush = directive.flush or {}
             if flush.get("of") != f"{directive.room} {directive.generation}":
@@ -377,7 +386,8 @@ class Lead:
         if any(v.is_saving for v in scene.living.values()):
             return directive
         if len(scene.members) > 1:
-            confirmed = saving.confirm(directive, scene.members, scene.living, scene.around.is_covered)
+            # Of this launch only: what a node has sealed in an earlier one, of the same step, is no part of this save.
+            confirmed = saving.hear_refusal(saving.confirm(directive, scene.members, living, scene.around.is_covered), living)
             if confirmed is not directive:
                 return confirmed  # said to all before the launch is forgotten
             if self._waited_s("told", scene) < 2 * _HEAR_S:
@@ -417,6 +427,12 @@ class Lead:
                 last_step=incident.last_step,
             )
         return replace(scene.directive, stage=Stage.FINISHED, code=code, text=text, incident=None)
+
+
+def _silence(scene: Scene, nodes: Sequence[str]) -> dict[str, Any]:
+    """For the record."""
+    silent_s = {n: round(min(scene.seen[n].silent_s, 1e6), 2) for n in nodes}
+    return {"nodes": list(nodes), "silent_s": silent_s, "has_restarted": [n for n in nodes if scene.seen[n].has_restarted]}
 
 
 def _listed(nodes: Sequence[str]) -> str:

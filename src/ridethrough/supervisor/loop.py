@@ -1,17 +1,13 @@
 """The supervisor's loop: observe this node, hear the others, decide if this node leads, do what the lead says.
 
 Never touches storage itself. A job of one node has a room of one: the same loop, with nobody to talk to.
-
-A *room* is the set of nodes that decide together. With nodes in the configuration it is those, for
-good. Otherwise a node is alone until its ranks have agreed on an attempt with other nodes; the room is
-then that attempt's nodes, until the attempt is over.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from ridethrough.format import layout
@@ -27,44 +23,22 @@ from ridethrough.supervisor import muster, policy, saving
 from ridethrough.supervisor.directive import Directive, Stage
 from ridethrough.supervisor.gates import Gates
 from ridethrough.supervisor.lead import Lead
+from ridethrough.supervisor.memory import Memory
 from ridethrough.supervisor.observe import Observer
 from ridethrough.supervisor.record import Pen
+from ridethrough.supervisor.rooms import Rooms
 from ridethrough.supervisor.scene import Sight, Surroundings
-from ridethrough.supervisor.secret import KeyFinder
 from ridethrough.supervisor.settings import Settings
 from ridethrough.supervisor.talk import CALL_SLACK_S, MANY, Talk
 from ridethrough.supervisor.view import NodePhase, NodeView
 
 ROUND_S = 0.05
 _LIBRARY_WAIT_S = 120.0
-_KEY_WAIT_S = 2.0
-"""Healthy storage has told the key by then; later a person is told why nothing happens."""
 _SURVEY_S, _FAR_SURVEY_S = 1.0, 5.0
 FAR_DECIDE_S = 0.25
 """Between two decisions for many nodes: each looks at all of them."""
 _FAREWELL_S = 3.0
 """How long a lead that ends repeats its last word for nodes that have not heard it."""
-
-
-@dataclass(slots=True)
-class Memory:
-    """What a restarted supervisor must still know; lives on the control board."""
-
-    launch: int = 0
-    """Of this keeper."""
-    generation: int = 0
-    """Of the call that the launch answers."""
-    has_agreed: bool = False
-    """Some launch of this command got through its start agreement."""
-    directive: dict[str, Any] = field(default_factory=dict)
-    past: list[dict[str, Any]] = field(default_factory=list)
-    judged: int = 0
-    """Generation whose end is in `past`."""
-    recovered: bool = False
-    """The first step of this launch is on record."""
-    dead_ranks: list[int] = field(default_factory=list)
-    is_terminated: bool = False
-    """The command of this launch was sent SIGTERM."""
 
 
 class Supervisor:
@@ -95,10 +69,8 @@ class Supervisor:
         self._observer = Observer(clock, link, self._me, is_library=self._is_library)
         self._lead = Lead(settings)
         self._talk = talk or Talk(clock, settings, self._me)
+        self._rooms = Rooms(fs, clock, link, settings, self._talk, self._pen, me=self._me)
         self._began_s = clock.monotonic_s()
-        self._peer_port = 0
-        self._finder: KeyFinder | None = None
-        self._keyless = ""
         self._gates: Gates | None = None
         self._farewell_s: float | None = None
         self._survives: dict[str, int] = {}
@@ -122,11 +94,6 @@ class Supervisor:
             self.round()
             self._clock.sleep(ROUND_S)
 
-    @property
-    def _is_configured(self) -> bool:
-        """The nodes of the run stand in the configuration."""
-        return len(self._settings.config.nodes) > 1 and not self._is_library
-
     # -- one round -------------------------------------------------------------------------------------------------
 
     def round(self) -> None:
@@ -135,10 +102,9 @@ class Supervisor:
         self._open_journal(look)
         self._find_launch(look)
         self._observer.look()
-        self._open_talk(look)
-        self._enter_room()
-        before = self.directive
-        heard = self._talk.hear(before)
+        self._rooms.open(look, has_launched=self.memory.launch > 0)
+        self.directive = self._rooms.change(self.directive, self._observer.plan, self.memory)
+        heard = self._talk.hear(self.directive)
         mine = self._view(look)
         is_lead = self._talk.leads(mine, heard)
         if is_lead:
@@ -191,11 +157,13 @@ class Supervisor:
         )
 
     def _readiness(self) -> tuple[bool, tuple[str, ...]]:
-        """The gates of this node that are still shut; asked only while nobody trains."""
-        if not self._settings.config.has_gates or self.directive.stage is not Stage.CALLING:
+        """Whether this node may be called, and the gates that are still shut; they are asked only while nobody trains."""
+        if not self._settings.config.has_gates:
             return True, ()
-        if self._finder is not None and self._finder.key is None:
-            return False, (self._finder.reason,)
+        if self.directive.stage is not Stage.CALLING:
+            return False, ()  # a lead that calls must not go by what was said before: storage may have died since
+        if self._rooms.keyless is not None:
+            return False, (self._rooms.keyless,)
         if self._gates is None:
             self._gates = Gates(self._clock, self._settings.config, self._settings.config.run, node=self._me)
         found = self._gates.look(self.directive.lead or None)
@@ -203,8 +171,8 @@ class Supervisor:
 
     def _decide(self, directive: Directive, mine: NodeView) -> Directive:
         plan, now_s = self._observer.plan, self._clock.monotonic_s()
-        if self._is_configured and not self._talk.is_open:
-            return directive  # without the key nobody can be called, and nobody may be gone without
+        if self._rooms.is_changing(directive):
+            return directive
         if directive.lead == self._me and len(self._talk.order) > MANY and now_s - self._decided_s < FAR_DECIDE_S:
             return directive
         self._decided_s = now_s
@@ -244,9 +212,12 @@ class Supervisor:
             by_domain: dict[str, list[str]] = {}
             for node in plan.nodes:
                 by_domain.setdefault(plan.domains.get(node, node), []).append(node)
-            self._survives = {"any one node": saving.surviving_step(living, [[n] for n in plan.nodes], plan.replica_nodes)}
+            scopes: dict[str, Iterable[Collection[str]]] = {"any one node": [[n] for n in plan.nodes]}
             if len(by_domain) < len(plan.nodes):
-                self._survives["any one power domain"] = saving.surviving_step(living, by_domain.values(), plan.replica_nodes)
+                scopes["any one power domain"] = by_domain.values()
+            self._survives = {
+                scope: saving.surviving_step(living, groups, plan.replica_nodes, is_shared=plan.is_shared) for scope, groups in scopes.items()
+            }
 
     def _take(self, directive: Directive) -> None:
         """The word is known here; what it ends is remembered with it, in one breath."""
@@ -276,7 +247,7 @@ class Supervisor:
                 # The word is of the next launch: whatever it says, or does not say any more, is nothing for this one.
                 "is_over": said.generation > self.memory.generation,
                 "is_lead": is_lead,
-                "peer_port": self._peer_port,
+                "peer_port": self._rooms.port,
                 "suspected": said.is_suspect,
                 "refused_packets": self._talk.refused,
                 "survives": self._survives,
@@ -296,57 +267,6 @@ class Supervisor:
         if value != self._written:  # every rank reads what changes, in each of its steps
             self._control.write(value)
             self._written = value
-
-    # -- the room --------------------------------------------------------------------------------------------------
-
-    def _open_talk(self, look: dict[str, Any]) -> None:
-        """With configured nodes from the beginning; else when a rank has found that there are other nodes."""
-        config = self._settings.config
-        if not self._peer_port and (self._is_configured or look["wants_peers"]):
-            self._peer_port = self._talk.listen()
-        if not self._is_configured or self._talk.is_open:
-            return
-        config.require_node(self._me)
-        assert config.run is not None
-        if self._finder is None:
-            self._finder = KeyFinder(self._fs, self._clock, config.run, config.peers.key_file)
-        if self._finder.refusal is not None:
-            raise self._finder.refusal
-        if self._finder.key is not None:
-            addresses = {node: (address, config.peers.port) for node, address in config.addresses.items()}
-            self._talk.enter(key=self._finder.key, scope=config.run, addresses=addresses, order=config.order)
-            self._talk.election.enter(None, now_s=self._clock.monotonic_s())
-        elif self._clock.monotonic_s() - self._began_s > _KEY_WAIT_S and self._finder.reason != self._keyless:
-            self._keyless = self._finder.reason  # nobody else can tell a person why nothing happens: we cannot talk to them
-            self._pen.note("muster.waiting", reason=self._keyless, missing=[self._me])
-
-    def _enter_room(self) -> None:
-        """A node that was alone meets those of its attempt, and is alone again when the attempt is over."""
-        plan = self._observer.plan
-        if self._is_configured:
-            return
-        said = self.directive
-        if said.room and said.stage is Stage.CALLING:
-            self._talk.leave()
-            self.directive = Directive(lead=self._me, generation=self.memory.generation, outcome=said.outcome, incident=said.incident)
-        elif plan is not None and len(plan.nodes) > 1 and not self._talk.is_open and said.stage is Stage.RUNNING:
-            addresses = {node: (str(a[0]), int(a[1])) for node, a in plan.addresses.items()}
-            self._talk.enter(key=plan.key, scope=plan.run_uid, addresses=addresses, order=plan.nodes)
-            self._talk.election.enter(plan.nodes[0], now_s=self._clock.monotonic_s())
-            if said.room != plan.attempt.label:
-                # Every node says the same of the new room, so nobody has to be told.
-                self.memory.generation = plan.attempt.seq
-                self.memory.judged = min(self.memory.judged, plan.attempt.seq - 1)
-                self.directive = Directive(
-                    room=plan.attempt.label,
-                    lead=plan.nodes[0],
-                    stage=Stage.RUNNING,
-                    generation=plan.attempt.seq,
-                    called_s=self._clock.monotonic_s(),
-                    members=plan.nodes,
-                    attempt=plan.attempt.label,
-                    incident=said.incident,
-                )
 
     # -- what happens here -----------------------------------------------------------------------------------------
 

@@ -34,9 +34,7 @@ class Call:
 
     action: Literal["wait", "go", "stop"]
     members: tuple[str, ...]
-    """Who launches; while waiting, who is ready. In the order of the configuration."""
-    rendezvous: str | None
-    """Who hosts: the first member. While waiting, the first that is present, so that the others can try the way to it."""
+    """Who launches, the host of the rendezvous first; while waiting, who is ready. In the order of the configuration."""
     is_shrunk: bool
     reason: str
 
@@ -59,11 +57,8 @@ def call(recovery: RecoveryConfig, order: Sequence[str], present: Mapping[str, P
         return _go(ready, is_shrunk=False, reason=f"all {len(order)} nodes are ready" if len(order) > 1 else "the node is ready")
     absent = _absent(order, present)
     if waited_s < recovery.wait_for_nodes_s:
-        first = next((node for node in order if node in present), None)
         # No countdown in the reason: it goes on record when it changes.
-        return Call(
-            action="wait", members=ready, rendezvous=first, is_shrunk=False, reason=f"{absent}; waiting up to {spelled(recovery.wait_for_nodes_s)}"
-        )
+        return Call(action="wait", members=ready, is_shrunk=False, reason=f"{absent}; waiting up to {spelled(recovery.wait_for_nodes_s)}")
     waited = f"after {spelled(recovery.wait_for_nodes_s)}: {absent}"
     if recovery.then != "shrink":
         return _stop(f'{waited}; recovery.then is "stop"')
@@ -76,11 +71,11 @@ def call(recovery: RecoveryConfig, order: Sequence[str], present: Mapping[str, P
 
 
 def _go(members: tuple[str, ...], *, is_shrunk: bool, reason: str) -> Call:
-    return Call(action="go", members=members, rendezvous=members[0], is_shrunk=is_shrunk, reason=reason)
+    return Call(action="go", members=members, is_shrunk=is_shrunk, reason=reason)
 
 
 def _stop(reason: str) -> Call:
-    return Call(action="stop", members=(), rendezvous=None, is_shrunk=False, reason=reason)
+    return Call(action="stop", members=(), is_shrunk=False, reason=reason)
 
 
 def _absent(order: Sequence[str], present: Mapping[str, Presence]) -> str:
@@ -91,7 +86,7 @@ def _absent(order: Sequence[str], present: Mapping[str, Presence]) -> str:
         more = f" and {len(silent) - _NAMED} more" if len(silent) > _NAMED else ""
         said.append(f"{', '.join(silent[:_NAMED])}{more} {'is' if len(silent) == 1 else 'are'} not heard from")
     waiting = [node for node in order if node in present and not present[node].is_ready]
-    said += [f"{node} waits ({', '.join(present[node].missing) or 'no gate named'})" for node in waiting[:_NAMED]]
+    said += [f"{node} waits ({', '.join(present[node].missing) or 'not at its gates yet'})" for node in waiting[:_NAMED]]
     if len(waiting) > _NAMED:
         said.append(f"{len(waiting) - _NAMED} more wait")
     return "; ".join(said)

@@ -31,7 +31,7 @@ from ridethrough.supervisor.packet import ASKS, HAS_BODY, LIFE_BYTES, NO_TOKEN, 
 
 SUSPECT_S = 1.5
 _ASK_RATIO = 0.75
-"""Of the suspicion time: later than the lead's beat of one second, with rounds enough left to ask again."""
+"""Of the suspicion time: later than the lead's slowest beat, with rounds enough left to ask again."""
 _ASK_PAUSE_S = 0.04
 """Just under a round of the supervisor: every round asks once more."""
 _ASK_COPIES = 8

@@ -36,9 +36,10 @@ _SENTENCES = {
     "flush.started": "saving what is in memory, step {step}: {reason}",
     "hang.suspected": "no step for {overdue_s} s",
     "hang.convicted": "no step for {overdue_s} s: the trainers are stopped",
-    "peer.suspected": "{node} is silent",
-    "peer.heard_again": "{node} is heard again",
+    "peer.suspected": "silent: {nodes}",
+    "peer.heard_again": "heard again: {nodes}",
     "peer.convicted": "given up: {nodes}",
+    "supervisor.deaf": "this supervisor cannot talk to those of the other nodes: {reason}",
     "muster.waiting": "waiting: {reason}",
     "save.taken_over": "step {step} is saved without {dark}",
     "incident": "incident, {outcome}: {detail}; went on from step {restored_step}, {lost_steps} steps lost",
@@ -69,14 +70,16 @@ class Pen:
 
     Before the run directory is known, events wait; those that the journal refuses (a full disk, a
     directory that is not there yet) are tried again, the newest thousand of them. If storage hangs,
-    `note` returns after half a second with the event still queued: a decision late on record is
-    better than no decision.
+    `note` returns after half a second with the event still queued, and from then on at once: a
+    decision late on record is better than no decision.
     """
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[str, dict[str, Any], threading.Event]] = queue.Queue(maxsize=_QUEUE)
         self._journal: Journal | None = None
         self._is_open = threading.Event()
+        self._given_up: threading.Event | None = None
+        """The last event that was waited for in vain."""
         self.refusal: str | None = None
         """Why the last event could not be written, None if it was."""
         self.is_unfinished: bool | None = None
@@ -103,7 +106,13 @@ class Pen:
         except queue.Full:
             self.refusal = "the journal has not taken an event for a long time"
             return False
-        return self.is_open and done.wait(_WAIT_S) and self.refusal is None
+        # While one that was given up is still not written, those behind it are not waited for: several in a round would add up.
+        if not self.is_open or not (self._given_up is None or self._given_up.is_set()):
+            return False
+        if not done.wait(_WAIT_S):
+            self._given_up = done
+            return False
+        return self.refusal is None
 
     def _write(self) -> None:
         self._is_open.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from ridethrough.errors import SaveFailed
 from ridethrough.snapshot.plan import first_save
@@ -18,21 +19,24 @@ IsCovered = Callable[[Collection[str]], bool]
 """Every part has a node to write it while those nodes are dark."""
 
 
-def complete_steps(living: Mapping[str, NodeView], dark: Collection[str], replica_nodes: ReplicaNodes) -> set[int]:
-    """Steps of which the memory of the living nodes has every part, those of the dark nodes as replicas."""
+def complete_steps(living: Mapping[str, NodeView], dark: Collection[str], replica_nodes: ReplicaNodes, *, is_shared: bool) -> set[int]:
+    """Steps of which the memory of the living nodes has every part, those of the dark nodes as replicas of whoever is to write them."""
     if not living:
         return set()
     found = set.intersection(*(set(view.posted) for view in living.values()))
     for owner in dark:
-        held: set[int] = set()
-        for holder in replica_nodes(owner):
-            if holder in living:
-                held |= set(living[holder].replicas.get(owner, ()))
-        found &= held
+        found &= _held(owner, living, replica_nodes, is_shared=is_shared)
     return found
 
 
-def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[str]], replica_nodes: ReplicaNodes) -> int:
+def _held(owner: str, living: Mapping[str, NodeView], replica_nodes: ReplicaNodes, *, is_shared: bool) -> set[int]:
+    """Steps of a dark node that every node which is to write its parts has: on a shared tier that is the first holder alone."""
+    holders = [holder for holder in replica_nodes(owner) if holder in living]
+    writers = holders[:1] if is_shared else holders
+    return set.intersection(*(set(living[holder].replicas.get(owner, ())) for holder in writers)) if writers else set()
+
+
+def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[str]], replica_nodes: ReplicaNodes, *, is_shared: bool) -> int:
     """The newest step that memory would still have whole after losing any one of these groups of nodes; -1 if none.
 
     A lower bound: a step is counted only if all living nodes have it, though the lost ones need not.
@@ -40,24 +44,29 @@ def surviving_step(living: Mapping[str, NodeView], groups: Iterable[Collection[s
     if not living:
         return -1
     common = set.intersection(*(set(view.posted) for view in living.values()))
-    everybody = set(living)
     worst: int | None = None
     for group in groups:
-        gone = set(group)
-        left = set(common) if gone < everybody else set()
-        for owner in gone:
-            held: set[int] = set()
-            for holder in replica_nodes(owner):
-                if holder in living and holder not in gone:
-                    held |= set(living[holder].replicas.get(owner, ()))
-            left &= held
+        left = set(common)
+        rest = {n: v for n, v in living.items() if n not in group} if len(group) > 1 else living  # nobody holds a replica of its own
+        for owner in group:
+            left &= _held(owner, rest, replica_nodes, is_shared=is_shared)
         step = max(left, default=-1)
         worst = step if worst is None else min(worst, step)
     return -1 if worst is None else worst
 
 
-def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_covered: IsCovered, *, least_step: int = -1) -> tuple[int, bool] | None:
-    """The newest step whose every part is sealed, and whether all were read back; None if there is none.
+class Whole(NamedTuple):
+    """A save whose every part is sealed."""
+
+    step: int
+    is_verified: bool
+    """All were read back."""
+    dark: tuple[str, ...]
+    """Nodes that have no share in it."""
+
+
+def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_covered: IsCovered, *, least_step: int = -1) -> Whole | None:
+    """The newest step whose every part is sealed; None if there is none.
 
     A save was made for one set of dark nodes: only nodes that mean the same set add up to a whole, and only if
     every part of the dark ones was somebody's to write.
@@ -73,15 +82,16 @@ def sealed_by_all(members: Collection[str], views: Mapping[str, NodeView], is_co
         for s in view.sealed:
             if s.step >= least_step:
                 found.setdefault((s.step, s.dark), {})[node] = s.is_verified
-    best: tuple[int, bool] | None = None
+    best: Whole | None = None
     for (step, dark), sealed in sorted(found.items(), reverse=True):
-        if best is not None and step < best[0]:
+        if best is not None and step < best.step:
             break
         without = frozenset(dark)
         writers = [node for node in members if node not in without]
         if writers and all(node in sealed for node in writers) and is_covered(dark):
             is_verified = all(sealed[node] for node in writers)
-            best = (step, is_verified or (best is not None and best[1]))
+            if best is None or is_verified:
+                best = Whole(step, is_verified, dark)
     return best
 
 
@@ -177,22 +187,31 @@ def confirm(directive: Directive, members: Collection[str], living: Mapping[str,
     """The newest whole save is confirmed; from here on it is durable, and verified once all was read back."""
     before = directive.confirmed
     found = sealed_by_all(members, living, is_covered, least_step=before["step"] if before is not None else -1)
-    if found is None or (before is not None and (found[0] < before["step"] or found == (before["step"], before["is_verified"]))):
+    if found is None or (before is not None and (found.step, found.is_verified) <= (before["step"], before["is_verified"])):
         return directive
-    return replace(directive, confirmed={"step": found[0], "is_verified": found[1]})
+    return replace(directive, confirmed={"step": found.step, "is_verified": found.is_verified, "dark": list(found.dark)})
 
 
 def hear_refusal(directive: Directive, living: Mapping[str, NodeView]) -> Directive:
-    """One node's failure is everybody's: a save with a part missing does not count."""
+    """One node's failure is everybody's: a save with a part missing does not count, or counts no more."""
     for node, view in living.items():
         refused = view.refused
-        if refused is None or refused.number < directive.announcement:
+        if refused is None:
+            continue
+        is_revoked = _is_revoked(directive, node, view)
+        if not is_revoked and refused.number < directive.announcement:
             continue
         before = directive.refused
-        if before is not None and (before["number"], before["step"]) == (refused.number, refused.step):
+        if not is_revoked and before is not None and (before["number"], before["step"]) == (refused.number, refused.step):
             return directive  # and others only repeat it
-        if directive.confirmed is not None and directive.confirmed["step"] == refused.step:
-            directive = replace(directive, confirmed=None)
         said = {"number": refused.number, "step": refused.step, "code": refused.code, "message": f"{node}: {refused.message}"}
-        return replace(directive, refused=said)
+        return replace(directive, refused=said, confirmed=None if is_revoked else directive.confirmed)
     return directive
+
+
+def _is_revoked(directive: Directive, node: str, view: NodeView) -> bool:
+    """The node has sealed its share of the confirmed save and then read it back wrong: the next ones may be announced since."""
+    confirmed, refused = directive.confirmed, view.refused
+    if confirmed is None or refused is None or refused.step != confirmed["step"] or node in confirmed["dark"]:
+        return False
+    return all(sealed.step != refused.step for sealed in view.sealed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ridethrough.errors import Fenced
 from ridethrough.supervisor import policy
 from ridethrough.supervisor.directive import Directive
 from ridethrough.supervisor.saving import IsCovered, ReplicaNodes
@@ -126,6 +127,12 @@ class Scene:
         return next((f"{n}: {v.stuck}" for n, v in self.living.items() if v.stuck), None)
 
     @cached_property
+    def fenced(self) -> str | None:
+        """A later attempt owns the run: what is trained here can never be saved."""
+        refusals = ((n, v.refused) for n, v in self.living.items() if v.refused is not None and v.generation >= self.directive.generation)
+        return next((f"{n}: {refused.message}" for n, refused in refusals if refused.code == Fenced.code), None)
+
+    @cached_property
     def last_step(self) -> int:
         """The last step that any rank is known to have made."""
         return max((v.step for v in self.known if v.ranks), default=self.start_step)
@@ -169,7 +176,11 @@ class Scene:
         A network for management that is down proves nothing while steps are made, and little before
         the first step or between epochs, when none are expected.
         """
-        if not self.living or not self.at_work:
+        if not self.living:
+            # Nobody has the launch any more, and whoever waits for the others would wait for ever.
+            gone = [s.has_restarted or s.silent_s > self.settings.dead_s for s in self.seen.values()]
+            return self.silent if all(gone) and any(s.has_restarted for s in self.seen.values()) else ()
+        if not self.at_work:
             return ()
         pace = self.pace
         is_overdue = pace.overdue_s > policy.overdue_limit_s(pace)

@@ -24,6 +24,7 @@ FAR_BEAT_S = 0.75
 MANY = 64
 _GAP_S = 0.04
 _FREE_TEXTS = frozenset({"output", "detail", "reason", "message", "text", "stuck", "missing", "fingerprint"})
+_NO_WORD = (-1, "", -1)
 _STOP_TIMES = ("since_s", "term_s")
 _CUTS = (300, 100, 30)
 _CUT_ITEMS = 4
@@ -68,8 +69,10 @@ class Talk:
         self._asked: tuple[tuple[str, ...], frozenset[str]] | None = None
         self._answer: tuple[tuple[str, ...], frozenset[str]] = ((me,), frozenset())
         self._lives: dict[str, str | None] = {}
-        self._lead_number = -1
-        """Of the newest directive that whom we follow is known to have."""
+        self._lead_word = _NO_WORD
+        """The newest directive that whom we follow is known to have."""
+        self._outdated: set[str] = set()
+        """Nodes that lead by an older word than ours: they are told."""
         self._sent_s = float("-inf")
         self._sent: tuple[Any, ...] = ()
 
@@ -103,7 +106,8 @@ class Talk:
         self._follows.clear()
         self._younger_than = self._asked = None
         self._watched = ()
-        self._lead_number = -1
+        self._lead_word = _NO_WORD
+        self._outdated.clear()
         self._sent = ()
 
     def leave(self) -> None:
@@ -135,32 +139,31 @@ class Talk:
                 body = json.loads(heard.body.decode())
                 if body.get("r") != directive.room:
                     continue
-                self._views[heard.node] = NodeView.decode(body["v"])
-                self._follows[heard.node] = str(body["f"])
-                self._heard_s[heard.node] = said_s
-                self._lives[heard.node] = self._peers.life(heard.node)
+                view, follows = self._decode_view(body["v"]), str(body["f"])
                 said = self._decode(body["d"], said_s) if "d" in body else None
+                knows = _word(said) if said is not None else _as_word(body["n"])
             except (ValueError, TypeError, KeyError, AttributeError):
-                continue  # authentic, so of another version: it cannot be understood, and is no word from a living peer
+                continue  # authentic, so of another version: it cannot be understood
+            self._views[heard.node], self._follows[heard.node], self._heard_s[heard.node] = view, follows, said_s
+            self._lives[heard.node] = self._peers.life(heard.node)
             if _is_younger(self._views[heard.node], said_s, directive):
                 self._younger.add(heard.node)
             else:
                 self._younger.discard(heard.node)
             if heard.node == self.election.following:
-                self._lead_number = said.number if said is not None else int(body.get("n", 0))
+                self._lead_word = knows
             if said is not None and self._beats(said, directive):
                 directive = said
+            elif said is not None and self._beats(directive, said):
+                self._outdated.add(heard.node)  # it cannot hear whom we follow, or has just started
             if said is not None and said.lead == heard.node and said.lead == directive.lead:
                 self.election.follow(said.lead, now_s=now_s)
         return directive
 
     def _beats(self, one: Directive, other: Directive) -> bool:
-        """Of two words the later one counts, of two equally late ones that of the earlier node.
-
-        A later launch comes first: whoever was cut off meanwhile may have said more, but of something that is over.
-        """
-        if (one.generation, one.number) != (other.generation, other.number):
-            return (one.generation, one.number) > (other.generation, other.number)
+        """Of two words the later one counts, of two equally late ones that of the earlier node."""
+        if _word(one) != _word(other):
+            return _word(one) > _word(other)
         return self._rank_of(one.lead) < self._rank_of(other.lead)
 
     def _rank_of(self, node: str) -> int:
@@ -247,20 +250,21 @@ class Talk:
             return
         self._sent_s, self._sent = now_s, news
         following = self.election.following
-        body: dict[str, Any] = {"r": directive.room, "f": following or "", "v": view.encode()}
-        if is_lead or directive.number > self._lead_number:
+        body: dict[str, Any] = {"r": directive.room, "f": following or "", "v": self._encode_view(view)}
+        if is_lead or self._outdated or _word(directive) > self._lead_word:
             # A lead that has just started may know less than those it leads.
             body["d"] = self._encode(directive, now_s)
         else:
-            body["n"] = directive.number
+            body["n"] = list(_word(directive))
         if is_lead or following is None:
             to = [node for node in self.order if node != self._me]
         else:
             nearest = itertools.chain(directive.members, self.order)
             to = list(itertools.islice(dict.fromkeys(itertools.chain([following], (n for n in nearest if n != self._me))), _DEPUTIES + 1))
         if not is_lead:
-            self._watch((following,) if following else ())
-        self._peers.send(_fitted(body), to=to)
+            self._watch(self.election.watched)
+        self._peers.send(_fitted(body), to=list(dict.fromkeys([*to, *self._outdated])))
+        self._outdated.clear()
 
     def _encode(self, directive: Directive, now_s: float) -> dict[str, Any]:
         """For the way: an age instead of a time, and of a thousand names one digit for four nodes."""
@@ -274,20 +278,53 @@ class Talk:
             holder[name] = self._unpack(holder[name])
         return Directive.decode(_turned(value, now_s))
 
+    def _encode_view(self, view: NodeView) -> dict[str, Any]:
+        found = view.encode()
+        for sealed in found.get("sealed", ()):
+            sealed["dark"] = self._pack(sealed["dark"])
+        return found
+
+    def _decode_view(self, value: dict[str, Any]) -> NodeView:
+        for sealed in value.get("sealed", ()):
+            sealed["dark"] = self._unpack(sealed["dark"])
+        return NodeView.decode(value)
+
     @staticmethod
     def _lists(value: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
         places = [(value, "members"), (value, "dark")]
-        places += [(value[holder], name) for holder, name in (("flush", "dark"), ("outcome", "lost"), ("incident", "nodes")) if value.get(holder)]
+        inner = (("flush", "dark"), ("confirmed", "dark"), ("outcome", "lost"), ("incident", "nodes"))
+        places += [(value[holder], name) for holder, name in inner if value.get(holder)]
         return [(holder, name) for holder, name in places if holder.get(name)]
 
     def _pack(self, names: Iterable[str]) -> str:
         wanted = set(names)
+        if not wanted:
+            return ""
         bits = sum(1 << at for at, node in enumerate(self.order) if node in wanted)
         return f"{bits:x}"
 
     def _unpack(self, text: str) -> list[str]:
+        if not text:
+            return []
         bits = int(text, 16)
         return [node for at, node in enumerate(self.order) if bits >> at & 1]
+
+
+Word = tuple[int, str, int]
+"""What orders directives: launch, attempt, number.
+
+A later launch comes first: whoever was cut off meanwhile may have said more, but of something that is over. Of two halves
+that were both called to the same launch, the one whose ranks have agreed on the later attempt goes on: the claim decided so.
+"""
+
+
+def _word(directive: Directive) -> Word:
+    return directive.generation, directive.attempt or "", directive.number
+
+
+def _as_word(value: Any) -> Word:
+    generation, attempt, number = value
+    return int(generation), str(attempt), int(number)
 
 
 def _turned(value: dict[str, Any], now_s: float) -> dict[str, Any]:

@@ -255,6 +255,7 @@ class SimpleStore:
             retention=self.retention,
             monitor=None,
             resumed_dir=self.resumed_dir,
+            node=self.node,
             note=note,
         )
         writer.verified = self.verified

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ridethrough.errors import NothingRestorable, UsageError
@@ -50,15 +50,42 @@ class Choice:
         return tuple({"dir_name": dir_name, "part": part} for dir_name, part in dict.fromkeys((d.dir_name, d.part) for d in mine))
 
 
-def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, memory: Memory, is_fresh: bool, storage_wait_s: float) -> Choice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Where a rank was asked to start."""
+
+    is_fresh: bool = False
+    """At step 0, whatever there is."""
+    is_restart: bool = False
+    """The command it belongs to has got through a start agreement before: what was wished for that one is fulfilled."""
+
+
+def settle_wishes(wishes: Mapping[str, Wish]) -> bool:
+    """Whether all start at step 0. A node that has lost its power and was given its command again does not make the others begin anew.
+
+    Raises:
+        UsageError: Some want to and others do not; names them.
+    """
+    fresh = [node for node, wish in wishes.items() if wish.is_fresh]
+    if not fresh or any(wish.is_restart for wish in wishes.values()):
+        return False
+    if len(fresh) < len(wishes):
+        raise UsageError(detail=f"{tier.listed(fresh)} want to start at step 0 (--fresh) and the other nodes do not: give all the same command")
+    return True
+
+
+def choose(group: Group, fs: FileSystem, clock: Clock, run_dir: str, *, memory: Memory, wish: Wish, storage_wait_s: float) -> Choice:
     """The newest checkpoint whose parts every rank has in memory, proven.
 
     Raises:
+        UsageError: Some nodes want to start at step 0 and others do not.
         NothingRestorable: Progress was made here and nothing of it can be restored.
         StorageUnreachable: A tier does not answer, or its marker is missing.
         StateMismatch: Another number of ranks made it, and they held nothing in common.
         RideThroughError: See `tier.open_tier`.
     """
+    wishes = group.each_node(lambda: wish)
+    is_fresh = group.first_decides(lambda: settle_wishes(wishes))
     opening = tier.open_tier(group, fs, clock, run_dir, memory, is_fresh=is_fresh, storage_wait_s=storage_wait_s)
     reader = Reader(fs=fs, clock=clock, run_dir=run_dir, wait_s=storage_wait_s)
     damaged: list[DamagedCopy] = []

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from ridethrough.config import Config
 from ridethrough.errors import StepOrder, UsageError
 from ridethrough.format import layout
 from ridethrough.seam import process
@@ -93,7 +94,9 @@ class Checkpointer:
         self._monitor = monitor
         self._wanted_interval = snapshot_every_n_steps
         # Wished for the start of the command: what is restarted after a crash goes on.
-        self._is_fresh = (fresh and names.RESTART_VARIABLE not in os.environ) or os.environ.get(names.FRESH_VARIABLE) == "1"
+        is_restart = names.RESTART_VARIABLE in os.environ
+        is_fresh = (fresh and not is_restart) or os.environ.get(names.FRESH_VARIABLE) == "1"
+        self._wish = agreement.Wish(is_fresh=is_fresh, is_restart=is_restart)
         self._storage_wait_s = storage_wait_s
         self._fs = PosixFileSystem()
         self._clock = SystemClock()
@@ -125,7 +128,7 @@ class Checkpointer:
 
     @property
     def epoch(self) -> int:
-        """The epoch being trained, from 0."""
+        """The epoch being trained, from 0; after `epochs` the one that would be next."""
         return self._epoch
 
     def track(self, **objects: Any) -> None:
@@ -203,8 +206,8 @@ class Checkpointer:
             self._fs,
             self._clock,
             self.run_dir,
-            memory=self._remembered(config.storage),
-            is_fresh=self._is_fresh,
+            memory=self._remembered(config),
+            wish=self._wish,
             storage_wait_s=self._storage_wait_s,
         )
         self._times["chosen"] = self._clock.monotonic_s()
@@ -246,12 +249,13 @@ class Checkpointer:
         )
         session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
 
-    def _remembered(self, declared: str) -> Memory:
+    def _remembered(self, config: Config) -> Memory:
         state_dir = process.state_dir()
         return Memory(
             run_uid=remembered_run(self._fs, state_dir, self.run_dir),
             storage=remembered_storage(self._fs, state_dir, self.run_dir),
-            declared=declared,
+            declared=config.storage,
+            room=config.order,
         )
 
     def _apply(self, group: Group, choice: agreement.Choice) -> None:
@@ -303,15 +307,21 @@ class Checkpointer:
         """
         self._open_session()
         for epoch in range(self._epoch, count):
-            self._epoch = epoch
+            self._start_epoch(epoch)
             for item in self._tracked.values():
-                if item.position is not None:
-                    item.position.start_epoch(epoch)
-                elif item.kind is StateClass.DATA:
+                if item.position is None and item.kind is StateClass.DATA:
                     data.set_sampler_epoch(item.value, epoch)
             yield epoch
+            # What is saved from here on has the code after the inner loop behind it: a longer run must not repeat it.
+            self._start_epoch(epoch + 1)
         if self._saves_last:
             self.close()
+
+    def _start_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        for item in self._tracked.values():
+            if item.position is not None:
+                item.position.start_epoch(epoch)
 
     def step(self, loss: Any = None, *, boundary: bool = True, **metrics: Any) -> None:
         """The step just made is counted and, where due, snapshotted; call it after optimizer, scaler and scheduler.

@@ -50,6 +50,8 @@ class Position:
         """Batches of this rank in what was dealt; None if nothing was. The loader's length is that of a whole epoch."""
         self.is_pending = True
         """The next iteration starts exactly here; otherwise it starts the next epoch."""
+        self.is_over = False
+        """The training loop has left this epoch: a resume has no batch of it."""
         self.is_iterating = False
         self.is_stepped = False
         """Steps were made while this loader was iterated: it is the one of the training loop."""
@@ -76,6 +78,7 @@ class Position:
             return
         if epoch != self.epoch or not self.is_pending:
             self.epoch, self.delivered, self.samples, self.dealt_from = epoch, 0, 0, 0
+            self.is_over = False
         self._loaded = None
         self.is_pending = True
 
@@ -86,14 +89,26 @@ class Position:
 
     def end(self, *, is_exhausted: bool) -> None:
         """The iteration is over."""
+        # A validation loop runs again when its epoch is resumed. Where the next epoch was already started, an iterator that
+        # was held too long ends: that says nothing of the next epoch.
+        if self.is_stepped and not self.is_pending:
+            self.is_over = True
         self.is_iterating = self.is_stepped = False
         if is_exhausted:
             self._loaded = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches delivered so far."""
-        is_open = self.is_iterating or self.is_pending
-        state: dict[str, Any] = {"seed": self.seed, "epoch": self.epoch, "batches": self.delivered, "samples": self.samples, "is_open": is_open}
+        # At the last batch of what was dealt as well: what was dropped there must not be dealt to fewer ranks.
+        is_over = self.is_over or (self.is_iterating and self.total is not None and self.delivered >= self.total)
+        state: dict[str, Any] = {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "batches": self.delivered,
+            "samples": self.samples,
+            "is_open": self.is_iterating or self.is_pending or is_over,
+            "is_over": is_over,
+        }
         return {**state, "dealt": [self.dealt_from, self.dealt_to]} if self.dealt_to else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -102,6 +117,7 @@ class Position:
         self.delivered, self.samples = state["batches"], state["samples"]
         self.dealt_from = int(state.get("dealt", (0,))[0])
         self.is_pending = bool(state["is_open"])
+        self.is_over = bool(state.get("is_over", False))  # an earlier version does not say
         self._loaded = (self.epoch, self.delivered, self.samples, self.dealt_from) if self.is_pending else None
 
     def deliver(self, batch: Any) -> None:
@@ -248,7 +264,7 @@ def _resumable_class(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
         replay = position.delivered if isinstance(self.dataset, IterableDataset) and stream_state(self) is None else 0
         if isinstance(self.generator, torch.Generator):
             self.generator.manual_seed(rng.mix(position.seed, position.epoch, _WORKERS))
-        batches = kind.__iter__(self)
+        batches: Iterator[Any] = iter(()) if position.is_over else kind.__iter__(self)
         if position.on_start is not None:
             position.on_start()
         is_exhausted = False
@@ -312,10 +328,11 @@ def make_resumable(loader: DataLoader[Any], *, seed: int) -> Position:
 def take_over(loader: Any, position: Position, state: dict[str, Any], *, keeps_seed: bool) -> str | None:
     """The loader goes on from the position that another number of ranks has left.
 
-    Between epochs every loader can: the next epoch is iterated by the new ranks. In the middle of
-    one only what a `DistributedSampler` deals can be dealt anew. Anything else (a sampler or batch
-    sampler of another kind, a stream, the state of somebody else's loader) has no order over all
-    ranks that we know: it is refused, because samples would be lost or trained on twice.
+    Between epochs every loader can: the next epoch is iterated by the new ranks, and one that was
+    over stays so, whatever was dropped at its end. In the middle of one only what a
+    `DistributedSampler` deals can be dealt anew. Anything else (a sampler or batch sampler of
+    another kind, a stream, the state of somebody else's loader) has no order over all ranks that
+    we know: it is refused, because samples would be lost or trained on twice.
 
     Args:
         loader: Of this rank.
@@ -330,7 +347,7 @@ def take_over(loader: Any, position: Position, state: dict[str, Any], *, keeps_s
         return f"{type(loader.dataset).__name__} says by itself where each rank was"
     consumed, ranks = state.get("dealt", (0, 0))
     found = {**state, "seed": position.seed if keeps_seed else state["seed"]}
-    if state["is_open"] and (state["batches"] or consumed):
+    if state["is_open"] and (state["batches"] or consumed) and not state.get("is_over", False):
         if not ranks or not position.dealt_to:
             return f"it was in the middle of an epoch, and what {_source_of(loader)} gives to each rank cannot be dealt anew; DistributedSampler can"
         found |= {"batches": 0, "samples": 0, "dealt": [consumed + ranks * state["samples"], position.dealt_to]}

@@ -133,8 +133,8 @@ class Group:
 
     def _by_node(self, rows: list[Any], nodes: Collection[str] | None) -> dict[str, Any]:
         found = {}
-        for node in self.node_order:
-            value, error = rows[self.first_rank_of(node)]
+        for node, rank in _first_ranks(self.nodes).items():
+            value, error = rows[rank]
             if error is not None:
                 raise error
             if nodes is None or node in nodes:

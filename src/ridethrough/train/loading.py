@@ -1,6 +1,6 @@
 """Every rank gets its parts of a checkpoint, proven: from its own node where a copy is there, else from another node.
 
-1. Each rank tries the copies that its node can read.
+1. Each rank tries the copies that its node can read. It knows outlines of their seals, and reads the seals themselves again.
 2. Of a part that nobody has got so, the nodes that have further copies try those, one after the other.
 3. What a rank lacks is sent to it, in pieces of a checksum's size, by a rank that has it. Everybody
    hears everything: object collectives work with every backend, and a part that all lack is read once.
@@ -11,7 +11,7 @@ A failure ends in the same answer on every rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -22,7 +22,7 @@ from ridethrough.format.attempt import Roster
 from ridethrough.format.seal import Seal
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
-from ridethrough.store.catalog import Checkpoint, patiently
+from ridethrough.store.catalog import Checkpoint, patiently, read_seal
 from ridethrough.store.verify import load_part
 from ridethrough.train.group import Group
 from ridethrough.train.state import LoadedPart
@@ -33,12 +33,31 @@ class Candidate:
     """A checkpoint that all ranks are to try, and where its copies are."""
 
     checkpoint: Checkpoint
+    """With outlines for seals: see `union.outline`."""
     holders: Mapping[str, tuple[str, ...]] | None
     """By payload: the nodes that have it on a disk of their own; None if all see the same."""
 
-    def copies(self, part: str, node: str) -> list[Seal]:
+
+class Copies:
+    """Which node can read which copies of a candidate's parts."""
+
+    def __init__(self, candidate: Candidate, nodes: tuple[str, ...]) -> None:
+        self._order = {node: number for number, node in enumerate(nodes)}
+        self._is_shared = candidate.holders is None
+        self._by_part: dict[str, dict[str, list[Seal]]] = {}
+        for seal in candidate.checkpoint.seals:
+            # Where all see the same directory the first node's view decides: the others would read the same bytes.
+            for node in nodes[:1] if candidate.holders is None else candidate.holders.get(seal.payload_name, ()):
+                self._by_part.setdefault(seal.part, {}).setdefault(node, []).append(seal)
+
+    def readable(self, part: str, node: str) -> Sequence[Seal]:
         """What that node can read of a part."""
-        return [s for s in self.checkpoint.seals if s.part == part and (self.holders is None or node in self.holders.get(s.payload_name, ()))]
+        found = self._by_part.get(part, {})
+        return next(iter(found.values()), []) if self._is_shared else found.get(node, [])
+
+    def next_node(self, part: str, tried: set[str]) -> str | None:
+        """The first node that can read a copy and has not tried."""
+        return min(self._by_part.get(part, {}).keys() - tried, key=self._order.__getitem__, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +89,14 @@ class Reader:
     wait_s: float
     """How long storage that does not answer is asked again."""
 
-    def read(self, dir_name: str, seal: Seal) -> LoadedPart:
+    def read(self, dir_name: str, outline: Seal) -> LoadedPart:
         """The copy, proven.
 
         Raises:
-            Damaged: It is not what was sealed.
+            Damaged: It is not what was sealed, or its seal is not what it was.
             StorageUnreachable: It cannot be read.
         """
+        seal = patiently(self.clock, self.wait_s, lambda: read_seal(self.fs, self.run_dir, dir_name, outline))
         payload = patiently(self.clock, self.wait_s, lambda: load_part(self.fs, self.run_dir, dir_name, seal))
         return LoadedPart(seal=seal, payload=payload)
 
@@ -121,14 +141,16 @@ def load(group: Group, reader: Reader, candidate: Candidate) -> Loading:
     """
     roster = candidate.checkpoint.roster
     assert roster is not None
-    require_elastic(roster, dir_name=candidate.checkpoint.dir_name, world_size=group.world_size)
+    dir_name = candidate.checkpoint.dir_name
+    require_elastic(roster, dir_name=dir_name, world_size=group.world_size)
+    copies = Copies(candidate, group.node_order)
     loaded: dict[str, LoadedPart] = {}
     damaged: list[DamagedCopy] = []
 
     def attempt(names: tuple[str, ...]) -> list[_Tried]:
         """What every rank could read of the parts that it was to try."""
         rows = []
-        for row, error in group.everyone(lambda: _read(reader, candidate, group.node, names, loaded)):
+        for row, error in group.everyone(lambda: _read(reader, dir_name, copies, group.node, names, loaded)):
             if error is not None:
                 raise error
             assert row is not None
@@ -139,11 +161,14 @@ def load(group: Group, reader: Reader, candidate: Candidate) -> Loading:
     wanted = parts_of(roster, group.rank)
     rows = attempt(wanted)
     has = {name: rank for rank in reversed(range(len(rows))) for name in rows[rank].has}
-    lacking = sorted({name for row in rows for name in row.lacks})
-    tried = {name: {group.nodes[rank] for rank, row in enumerate(rows) if name in row.lacks} for name in lacking}
+    tried: dict[str, set[str]] = {}
+    for rank, row in enumerate(rows):
+        for name in row.lacks:
+            tried.setdefault(name, set()).add(group.nodes[rank])
+    lacking = sorted(tried)
     while True:
         # What no rank has: the next node that can read a copy and did not need the part itself.
-        due = {name: node for name in lacking if name not in has and (node := _next_node(group, candidate, name, tried[name])) is not None}
+        due = {name: node for name in lacking if name not in has and (node := copies.next_node(name, tried[name])) is not None}
         if not due:
             break
         is_speaker = group.rank == group.first_rank_of(group.node)
@@ -159,25 +184,18 @@ def load(group: Group, reader: Reader, candidate: Candidate) -> Loading:
     return Loading(parts=tuple(loaded[name] for name in wanted) if is_whole else (), is_whole=is_whole, damaged=tuple(dict.fromkeys(damaged)))
 
 
-def _read(reader: Reader, candidate: Candidate, node: str, names: tuple[str, ...], loaded: dict[str, LoadedPart]) -> _Tried:
+def _read(reader: Reader, dir_name: str, copies: Copies, node: str, names: tuple[str, ...], loaded: dict[str, LoadedPart]) -> _Tried:
     """The named parts are in `loaded`, each from the first copy that this node can read and that is intact."""
     tried = _Tried()
-    dir_name = candidate.checkpoint.dir_name
     for name in names:
-        for seal in candidate.copies(name, node):
+        for outline in copies.readable(name, node):
             try:
-                loaded[name] = reader.read(dir_name, seal)
+                loaded[name] = reader.read(dir_name, outline)
                 break
             except Damaged:
                 tried.damaged.append(DamagedCopy(node=node, dir_name=dir_name, part=name))
         (tried.has if name in loaded else tried.lacks).append(name)
     return tried
-
-
-def _next_node(group: Group, candidate: Candidate, part: str, tried: set[str]) -> str | None:
-    # Where all see the same directory the first node's view decides: the others would read the same bytes.
-    nodes = group.node_order[:1] if candidate.holders is None else group.node_order
-    return next((node for node in nodes if node not in tried and candidate.copies(part, node)), None)
 
 
 def _send(group: Group, name: str, source: int, loaded: dict[str, LoadedPart], *, is_wanted: bool) -> None:

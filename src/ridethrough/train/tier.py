@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ridethrough.errors import Damaged, ForeignRecord, JobStuck, StorageUnreachable, StoreMissing, TierMissing, TwoHeads, UsageError
-from ridethrough.format import layout
-from ridethrough.format.attempt import Run
+from ridethrough.format import layout, record
+from ridethrough.format.attempt import Roster, Run
 from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.store import catalog as catalogs
@@ -39,6 +39,8 @@ class Memory:
     """How it remembers it."""
     declared: str = DETECT
     """How its configuration says it is."""
+    room: tuple[str, ...] = ()
+    """All nodes of its configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Opening:
     """Shared or node-local; None where one node trains alone and was never told."""
     next_seq: int
     is_shrunk: bool
-    """Fewer nodes than in the newest attempt."""
+    """Fewer nodes than in the newest attempt, or than the configuration has."""
     found: Found | None = None
     """On the first rank only."""
 
@@ -85,7 +87,7 @@ def open_tier(group: Group, fs: FileSystem, clock: Clock, run_dir: str, memory: 
         StorageUnreachable: A tier does not answer, or some nodes see a common directory and others do not.
         UsageError: The storage is not what the configuration says.
         TwoHeads: It cannot be said which attempt is the newest, or another half of the job is starting.
-        JobStuck: Fewer nodes than before, and each has a disk of its own.
+        JobStuck: Fewer nodes than before, and each has a disk of its own; or none of the nodes that made the newest attempt.
     """
     is_several = len(group.node_order) > 1
 
@@ -103,16 +105,53 @@ def open_tier(group: Group, fs: FileSystem, clock: Clock, run_dir: str, memory: 
     if storage == NODE_LOCAL and is_several:
         group.each_node(lambda: adopt_run(fs, run_dir, run) if markers[group.node] is None else None, nodes=group.node_order[1:])
         _require_own_disks(group, fs, run_dir)
+    readers = group.node_order if storage == NODE_LOCAL else group.node_order[:1]
+    read = _pool(group, lambda: read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s), readers)
     kept: list[Found] = []
 
-    def decide(read: Mapping[str, Catalog]) -> Opening:
-        found, opening = _survey(fs, run_dir, read, storage, group.node_order, is_fresh=is_fresh)
+    def decide() -> Opening:
+        found, opening = _survey(fs, run_dir, read, storage, group.node_order, room=memory.room, is_fresh=is_fresh)
         kept.append(found)
         return opening
 
-    readers = group.node_order if storage == NODE_LOCAL else group.node_order[:1]
-    opening = group.first_decides_from(lambda: read_patiently(fs, clock, run_dir, storage_wait_s=storage_wait_s), decide, nodes=readers)
+    opening = group.first_decides(decide)
     return dataclasses.replace(opening, found=kept[0] if kept else None)
+
+
+def _pool(group: Group, read: Callable[[], Catalog], nodes: tuple[str, ...]) -> dict[str, Catalog]:
+    """Outlines of what these nodes have, with the rosters beside that of the first; on the first rank only, nothing elsewhere."""
+    pooled: dict[str, Catalog] = {}
+    rosters: dict[str, Roster] = {}
+
+    def tell() -> tuple[Catalog, tuple[str, ...]]:
+        catalog = read()
+        rosters.update(catalog.rosters)
+        return unions.outline(catalog, _places), tuple(rosters)
+
+    def ask(told: Mapping[str, tuple[Catalog, tuple[str, ...]]]) -> dict[str, str]:
+        pooled.update((node, catalog) for node, (catalog, _) in told.items())
+        # Whichever node says it last: the digest proves that they have the same.
+        return {digest: node for node, (_, digests) in told.items() for digest in digests if digest not in rosters}
+
+    asked = group.first_decides_from(tell, ask, nodes=nodes)
+    for digest, node in asked.items():
+        told = group.tell(rosters.get(digest), source=group.first_rank_of(node))
+        if group.rank == 0:
+            rosters[digest] = told
+    if pooled:
+        pooled[nodes[0]] = dataclasses.replace(pooled[nodes[0]], rosters=rosters)
+    return pooled
+
+
+def _places(tree: Any) -> dict[str, Any]:
+    """Where a rank was in what is dealt to ranks: where their number changes, each compares them all (`state.apply`)."""
+    objects = tree.get("objects", {}) if isinstance(tree, dict) else {}
+    found = {
+        name: {key: value if isinstance(value, (int, float)) else record.digest(value) for key, value in state.items()}
+        for name, state in objects.items()
+        if isinstance(state, dict) and "dealt" in state
+    }
+    return {"objects": found}
 
 
 def _look(fs: FileSystem, clock: Clock, run_dir: str, shown: str, memory: Memory, *, is_fresh: bool, wait_s: float) -> Run | None:
@@ -175,7 +214,7 @@ def _require_own_disks(group: Group, fs: FileSystem, run_dir: str) -> None:
 def _refuse_common_disks(seen: Mapping[str, frozenset[str]], run_dir: str) -> None:
     for node, others in seen.items():
         if others != {node}:
-            raise StorageUnreachable(path=run_dir, detail=f"{_listed(sorted(others | {node}))} share it while other nodes do not")
+            raise StorageUnreachable(path=run_dir, detail=f"{listed(sorted(others | {node}))} share it while other nodes do not")
 
 
 def settle_storage(seen: Mapping[str, bool] | None, memories: Mapping[str, Memory], run_dir: str, *, is_fresh: bool) -> str | None:
@@ -198,26 +237,34 @@ def settle_storage(seen: Mapping[str, bool] | None, memories: Mapping[str, Memor
     expected = declared | remembered
     if seen is None:
         if len(expected) > 1:
-            raise UsageError(detail=f'{run_dir} was {_listed(sorted(remembered))} before and is declared storage = "{declared.pop()}"')
+            raise UsageError(detail=f'{run_dir} was {listed(sorted(remembered))} before and is declared storage = "{declared.pop()}"')
         return next(iter(expected), None)
     blind = [node for node, does in seen.items() if not does]
     storage = SHARED if not blind else NODE_LOCAL
     if blind and (SHARED in expected or len(blind) < len(seen) - 1):
         why = 'it is declared storage = "shared"' if SHARED in declared else "it was shared before" if SHARED in remembered else "others do"
-        raise StorageUnreachable(path=run_dir, detail=f"{_listed(blind)} cannot see what {next(iter(seen))} writes there and {why}: not mounted?")
+        raise StorageUnreachable(path=run_dir, detail=f"{listed(blind)} cannot see what {next(iter(seen))} writes there and {why}: not mounted?")
     if expected - {storage}:
         how = "is declared" if NODE_LOCAL in declared else "was before"
         raise UsageError(detail=f'{run_dir} is shared by all nodes; it {how} storage = "{NODE_LOCAL}"')
     return storage
 
 
-def _listed(names: Sequence[str], at_most: int = 8) -> str:
+def listed(names: Sequence[str], at_most: int = 8) -> str:
+    """Names for a message; of a thousand nobody reads more than a few."""
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + more
 
 
 def _survey(
-    fs: FileSystem, run_dir: str, read: Mapping[str, Catalog], storage: str | None, nodes: tuple[str, ...], *, is_fresh: bool
+    fs: FileSystem,
+    run_dir: str,
+    read: Mapping[str, Catalog],
+    storage: str | None,
+    nodes: tuple[str, ...],
+    *,
+    room: tuple[str, ...],
+    is_fresh: bool,
 ) -> tuple[Found, Opening]:
     """What there is, and whether these nodes may go on with it."""
     union = unions.merge(read)
@@ -227,10 +274,12 @@ def _survey(
     except TwoHeads as error:
         raise TwoHeads(**{**error.fields, "path": run_dir}) from error
     before = _nodes_before(catalog)
-    is_shrunk = len(nodes) < len(before)
+    is_shrunk = len(nodes) < len(before) or not set(room) <= set(nodes)
     if is_shrunk and not is_fresh:
-        if storage != SHARED:
+        if len(nodes) < len(before) and storage != SHARED:
             _refuse_shrinking(storage, nodes, before)
+        if before and set(before) <= set(room) and not set(before) & set(nodes):
+            _refuse_other_half(nodes, before)
         newest = max((ref.seq for ref, _ in catalog.attempts), default=0)
         for claim in unfinished_claims(fs, run_dir, above=newest):
             if not claim.is_over(nodes):
@@ -249,18 +298,24 @@ def _nodes_before(catalog: Catalog) -> tuple[str, ...]:
 def refuse_rival(run_dir: str, nodes: tuple[str, ...], claim: Claim) -> NoReturn:
     """Another half of the job is starting, or a start of it was cut: one half alone cannot tell."""
     place = os.path.relpath(layout.claim_path(run_dir, claim.seq), run_dir)
-    raise TwoHeads(path=run_dir, seq=claim.seq, first=f"this start of {_listed(nodes)}", second=f"{claim.label} ({place})")
+    raise TwoHeads(path=run_dir, seq=claim.seq, first=f"this start of {listed(nodes)}", second=f"{claim.label} ({place})")
 
 
 def _refuse_shrinking(storage: str | None, nodes: tuple[str, ...], before: tuple[str, ...]) -> NoReturn:
     """Fewer nodes than before do not go on with disks of their own."""
-    missing = _listed([node for node in before if node not in nodes]) or "some"
+    missing = listed([node for node in before if node not in nodes]) or "some"
     why = (
         "each node has a disk of its own, so that two halves of the job could both go on"
         if storage == NODE_LOCAL
         else 'whether they all see the same run directory is not known: if so, declare storage = "shared" in ridethrough.toml'
     )
     raise JobStuck(detail=f"{len(nodes)} of {len(before)} nodes are here, without {missing}, and {why}; or start all nodes")
+
+
+def _refuse_other_half(nodes: tuple[str, ...], before: tuple[str, ...]) -> NoReturn:
+    """The nodes of the newest attempt may be training now, where these do not hear them: with one of them here they could not."""
+    made = f"the newest attempt is that of {listed(before)}, none of which is here, so it may still be training"
+    raise JobStuck(detail=f"{made}: start one of them together with {listed(nodes)}, or take them out of [nodes] if they will not come back")
 
 
 def progress_evidence(group: Group, fs: FileSystem, run_dir: str, opening: Opening) -> str | None:
