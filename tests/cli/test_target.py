@@ -108,7 +108,7 @@ def test_hostile_names_are_read_and_shown_without_being_obeyed(verb: str, call: 
     built.save(5)
     monkeypatch.chdir(hostile_dir)
     answer = call(verb, f"./{built.path.name}")
-    assert answer.code == 0
+    assert answer.code == 0, answer.out
     for text in (answer.out, answer.err):
         assert text.replace("\n", "").isprintable()
     assert call(verb, "--json", built.path).json["run"]["path"] == str(built.path)
