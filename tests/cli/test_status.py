@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ridethrough.cli.status import _alarms
 from ridethrough.seam import process
 from ridethrough.snapshot.address import find_socket, lock_path
 from ridethrough.snapshot.link import KeeperLink
@@ -105,3 +106,15 @@ def test_a_helper_that_hangs_is_given_up_and_not_waited_for() -> None:
     began = time.monotonic()
     assert process.run_abandoning(["sleep", "30"], timeout_s=0.2) is None
     assert time.monotonic() - began < 1
+
+
+def test_a_save_that_takes_minutes_is_an_alarm_and_one_that_takes_seconds_is_none() -> None:
+    answer = {"busy": {"step": 30, "phase": "writing", "since_s": 1000.0}}
+    assert _alarms({}, answer, {}, {}, 1010.0) == []
+    assert _alarms({}, answer, {}, {}, 1090.0) == ["the save of step 30 has been writing for 90 s: storage does not answer, or is slow"]
+
+
+def test_private_parts_that_no_other_node_can_hold_are_an_alarm() -> None:
+    assert _alarms({}, {}, {"too_large": [3, 4]}, {}, 0.0) == [
+        "private parts of rank 3, 4 are above 256 KiB: no other node holds them before they are saved"
+    ]

@@ -24,6 +24,8 @@ _STORAGE_S = 1.2
 """Longer than any healthy listing; with the keeper's answer it stays under two seconds."""
 _KEEPER_S = 0.5
 _SILENT_S = 2.0
+_SLOW_SAVE_S = 60.0
+"""In one phase of a save; gigabytes a rank take seconds."""
 _STRAY = 20
 """Refused packets below this are those of starts and restarts."""
 _RANKS = (
@@ -137,7 +139,7 @@ def _describe(
             "in_progress": {"step": busy["step"], "phase": busy["phase"], "age_s": round(now_s - busy["since_s"], 2)} if busy else None,
             "last_s": answer.get("save_s"),
         },
-        "alarms": _alarms(helpers, answer, copies, control),
+        "alarms": _alarms(helpers, answer, copies, control, now_s),
         "ranks": [
             {
                 "rank": r["rank"],
@@ -189,8 +191,13 @@ def _nodes(control: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _alarms(helpers: dict[str, Any], answer: dict[str, Any], copies: dict[str, Any], control: dict[str, Any]) -> list[str]:
+def _alarms(helpers: dict[str, Any], answer: dict[str, Any], copies: dict[str, Any], control: dict[str, Any], now_s: float) -> list[str]:
     alarms = [f"the {role} is being restarted" for role, h in helpers.items() if not h["is_alive"]]
+    busy = answer.get("busy")
+    if busy and now_s - busy["since_s"] > _SLOW_SAVE_S:
+        alarms.append(
+            f"the save of step {busy['step']} has been {busy['phase']} for {now_s - busy['since_s']:.0f} s: storage does not answer, or is slow"
+        )
     if answer.get("failures_in_a_row"):
         failed = answer["failed"]
         alarms.append(f"{answer['failures_in_a_row']} saves in a row failed, the last at step {failed['step']}: {failed['message']}")

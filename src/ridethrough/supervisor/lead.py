@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridethrough.errors import Fenced, JobStuck
-from ridethrough.snapshot.ranks import RankPhase, RankState
 from ridethrough.supervisor import muster, policy, saving
 from ridethrough.supervisor.directive import Directive, Incident, Outcome, Stage
 from ridethrough.supervisor.muster import Presence
 from ridethrough.supervisor.scene import ORDERLY, Scene, Sight, Surroundings
 from ridethrough.supervisor.settings import Settings
-from ridethrough.supervisor.stop import Stopper
+from ridethrough.supervisor.stop import Stopper, as_rank
 from ridethrough.supervisor.view import NodePhase, NodeView
 
 _HEAR_S = 0.2
@@ -184,7 +183,7 @@ class Lead:
         return self._end(scene, verdict, root=root)
 
     def _give_up(self, scene: Scene, lost: tuple[str, ...], detail: str) -> Directive:
-        self._note("peer.convicted", **_silence(scene, lost))
+        self._note("peer.convicted", **scene.silence(lost))
         return self._end(scene, policy.Verdict(cause=policy.Cause.DARK, fingerprint="dark", detail=detail), lost=lost)
 
     def _end(self, scene: Scene, verdict: policy.Verdict, *, lost: tuple[str, ...] = (), root: NodeView | None = None) -> Directive:
@@ -259,7 +258,7 @@ class Lead:
         fresh = [node for node in scene.silent if node not in self._silent]
         if fresh:
             # One record for all: half a room of them, each with its fsync, would hold up what is to be done about it.
-            self._note("peer.suspected", **_silence(scene, fresh))
+            self._note("peer.suspected", **scene.silence(fresh))
             why.append(f"{_listed(fresh)} silent")
         heard = sorted(self._silent & set(scene.living))
         if heard:
@@ -283,7 +282,7 @@ class Lead:
         """One more step of the agreement to stop; see `stop`."""
         # A silent node counts as one that has not seen the proposal: all stop at one step, or none does.
         views = {n: s.view for n, s in scene.seen.items() if s.view is not None and s.view.ranks and not s.has_restarted}
-        ranks = tuple(_as_rank(v, is_heard=n in scene.living) for n, v in views.items())
+        ranks = tuple(as_rank(v, is_heard=n in scene.living) for n, v in views.items())
         wish = self._stopper.advance(directive.stop, ranks, number=scene.signal, now_s=scene.around.now_s)
         if wish.record is not None:
             self._note("stop.decided", **wish.record)
@@ -394,25 +393,8 @@ class Lead:
                 return directive
         if outcome.action == "restart" and not scene.signal:
             return replace(directive, stage=Stage.CALLING, reason=outcome.reason)
-        code, text = self._last_words(scene, outcome)
+        code, text = scene.last_words(outcome)
         return self._finish(scene, code, text)
-
-    def _last_words(self, scene: Scene, outcome: Outcome) -> tuple[int, str]:
-        saved = f"step {scene.saved_step} is durable" if scene.saved_step >= 0 else "nothing was saved"
-        if scene.signal and outcome.cause != policy.Cause.FINISHED.value:
-            name = signal.Signals(scene.signal).name
-            if scene.signal == signal.SIGINT:
-                return 130, f"stopped by {name}; {saved}"
-            if scene.saved_step >= 0:
-                return 20, f"stopped by {name}; {saved}; run the same command to go on"
-            return 128 + scene.signal, f"stopped by {name}; {saved}"
-        if outcome.exit_code:
-            return outcome.exit_code, f"{outcome.reason}; {saved}"
-        if not self._settings.argv:
-            return 0, ""
-        if not any(v.ranks for v in scene.known):
-            return 0, "the command ended with 0 but made no ridethrough.Checkpointer: nothing of it was protected"
-        return 0, f"finished; {saved}"
 
     def _finish(self, scene: Scene, code: int, text: str) -> Directive:
         incident = scene.directive.incident
@@ -429,28 +411,6 @@ class Lead:
         return replace(scene.directive, stage=Stage.FINISHED, code=code, text=text, incident=None)
 
 
-def _silence(scene: Scene, nodes: Sequence[str]) -> dict[str, Any]:
-    """For the record."""
-    silent_s = {n: round(min(scene.seen[n].silent_s, 1e6), 2) for n in nodes}
-    return {"nodes": list(nodes), "silent_s": silent_s, "has_restarted": [n for n in nodes if scene.seen[n].has_restarted]}
-
-
 def _listed(nodes: Sequence[str]) -> str:
     """Names for people; of a thousand nobody reads more than a few, and a heartbeat has no room for them."""
     return ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
-
-
-def _as_rank(view: NodeView, *, is_heard: bool) -> RankState:
-    """A node's ranks as one, for the agreement to stop."""
-    return RankState(
-        rank=0,
-        pid=0,
-        process_started=0,
-        world_size=0,
-        run_dir="",
-        phase=RankPhase.TRAINING if view.is_at_work else RankPhase.STARTING,
-        step=view.step,
-        step_s_p99=view.step_s_p99,
-        stop_seen=view.stop_seen if is_heard else 0,
-        stop_was_late=view.stop_was_late,
-    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridethrough.errors import Fenced
 from ridethrough.supervisor import policy
-from ridethrough.supervisor.directive import Directive
+from ridethrough.supervisor.directive import Directive, Outcome
 from ridethrough.supervisor.saving import IsCovered, ReplicaNodes
 from ridethrough.supervisor.settings import Settings
 from ridethrough.supervisor.view import NodePhase, NodeView
@@ -209,3 +210,26 @@ class Scene:
     def has_only_symptoms(self) -> bool:
         """Commands that failed have only said that their peers are gone."""
         return all(v.end is not None and v.end.cause in (policy.Cause.CASCADE, policy.Cause.UNKNOWN) for v in self.failed)
+
+    def silence(self, nodes: Sequence[str]) -> dict[str, Any]:
+        """What is known of nodes that are silent, for the record."""
+        silent_s = {n: round(min(self.seen[n].silent_s, 1e6), 2) for n in nodes}
+        return {"nodes": list(nodes), "silent_s": silent_s, "has_restarted": [n for n in nodes if self.seen[n].has_restarted]}
+
+    def last_words(self, outcome: Outcome) -> tuple[int, str]:
+        """Exit code and text with which the run ends after that launch."""
+        saved = f"step {self.saved_step} is durable" if self.saved_step >= 0 else "nothing was saved"
+        if self.signal and outcome.cause != policy.Cause.FINISHED.value:
+            name = signal.Signals(self.signal).name
+            if self.signal == signal.SIGINT:
+                return 130, f"stopped by {name}; {saved}"
+            if self.saved_step >= 0:
+                return 20, f"stopped by {name}; {saved}; run the same command to go on"
+            return 128 + self.signal, f"stopped by {name}; {saved}"
+        if outcome.exit_code:
+            return outcome.exit_code, f"{outcome.reason}; {saved}"
+        if not self.settings.argv:
+            return 0, ""
+        if not any(v.ranks for v in self.known):
+            return 0, "the command ended with 0 but made no ridethrough.Checkpointer: nothing of it was protected"
+        return 0, f"finished; {saved}"

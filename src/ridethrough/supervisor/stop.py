@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridethrough.snapshot.ranks import RankPhase, RankState
+from ridethrough.supervisor.view import NodeView
 
 _AHEAD_S = 0.5
 _TERM_WAIT_S = 10.0
@@ -78,3 +79,19 @@ class Stopper:
         step = newest + ahead
         state = {"id": number, "state": "proposed", "step": step, "since_s": since_s}
         return Wish(state=state, record={**record, "proposed_step": step})
+
+
+def as_rank(view: NodeView, *, is_heard: bool) -> RankState:
+    """A node's ranks as one, for the agreement to stop."""
+    return RankState(
+        rank=0,
+        pid=0,
+        process_started=0,
+        world_size=0,
+        run_dir="",
+        phase=RankPhase.TRAINING if view.is_at_work else RankPhase.STARTING,
+        step=view.step,
+        step_s_p99=view.step_s_p99,
+        stop_seen=view.stop_seen if is_heard else 0,
+        stop_was_late=view.stop_was_late,
+    )
