@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo matrix detect test lint bench crash docs wheelhouse clean
+.PHONY: help setup system demo matrix detect test lint bench crash fuzz docs wheelhouse clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,8 +31,9 @@ demo: setup ## cut the power of a small training job on two nodes, show RTO, RPO
 matrix: setup ## 40 cuts of three nodes in every phase and order of return, and every other drill of several nodes
 	$(BIN)/python bench/matrix.py
 
-detect: setup ## how long until a dead process and a silent node are noticed, beside plain torchrun
+detect: setup ## how soon a dead process and a silent node are noticed, beside plain torchrun; what healthy jobs survive
 	$(BIN)/python bench/detect.py
+	$(BIN)/python bench/healthy.py
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest
@@ -53,6 +54,9 @@ crash: setup ## cut the save path at every phase on a real file system
 	@rm -f build/crash-rows.json
 	RIDETHROUGH_ROWS=build/crash-rows.json RIDETHROUGH_LONG_RUN_SAVES=10000 $(BIN)/python -m pytest -p no:randomly -s tests/store/test_cuts.py tests/store/test_long_run.py
 	@$(BIN)/python bench/figures.py crash build/crash-rows.json
+
+fuzz: setup ## damaged and hostile bytes for every reader: crash, hang, memory, code, lies
+	$(BIN)/python bench/fuzz.py --minutes 10
 
 docs: $(READY) ## regenerate the generated pages and check every link
 	$(BIN)/python docs/generate.py

@@ -46,7 +46,9 @@ SCENARIO = Scenario(
 
 def add_data_network(cluster: Cluster) -> None:
     """A cable between the two nodes that carries what the trainers say to each other."""
-    call(*cluster.entered("n0", ["ip", "link", "add", DATA, "type", "veth", "peer", "name", DATA, "netns", str(cluster.pid("n1"))]))
+    # From outside: within the node the other's first process has no number.
+    inside = ["nsenter", "--target", str(cluster.pid("n0")), "--net"]
+    call(*inside, "ip", "link", "add", DATA, "type", "veth", "peer", "name", DATA, "netns", str(cluster.pid("n1")))
     for number, node in enumerate(cluster.names):
         lines = f"addr add 10.78.0.{10 + number}/24 dev {DATA}\nlink set {DATA} up\n"
         call(*cluster.entered(node, ["ip", "-batch", "-"]), stdin=lines)

@@ -72,6 +72,8 @@ NAMES = tuple(f"gpu-{number // 32:02}-{number % 32:02}.cluster" for number in ra
 DARK = NAMES[1::2]
 KEY = "5a" * 32
 REF = AttemptRef(seq=123, nonce="1a2b3c4d" * 4)
+WORD = (5, REF.label, 1000)
+"""What every node knows: launch, attempt, number of the directive."""
 
 
 # -- what a room consists of -----------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def calm_word(called_s: float) -> Directive:
     """The lead's word while all goes well."""
     return Directive(
         room=REF.label, number=1000, lead=NAMES[0], stage=Stage.RUNNING, generation=5, called_s=called_s, members=NAMES, reason="first start",
-        attempt=REF.label, announced=24100, announcement=241, confirmed={"step": 24000, "is_verified": True},
+        attempt=REF.label, announced=24100, announcement=241, confirmed={"step": 24000, "is_verified": True, "dark": []},
     )  # fmt: skip
 
 
@@ -266,7 +268,8 @@ def measure_rounds(name: str, number: int) -> list[dict[str, Any]]:
     chance = random.Random(1)
     speakers = [n for n in range(NODES) if n != number] if number <= DEPUTIES else []
     due_s = {n: chance.uniform(0.0, FAR_BEAT_S) for n in speakers}
-    said = {"v": make_view(0, FIRST_STEP).encode(), "d": site.supervisor._talk._encode(calm_word(0.0), 1.0)}
+    talk = site.supervisor._talk
+    said = {"v": talk._encode_view(make_view(0, FIRST_STEP)), "d": talk._encode(calm_word(0.0), 1.0)}
     lead_due_s, longest_s, windows_s = 0.0, 0.0, [0.0] * 3
     site.warm_up()
     for count in range(round(3 * WINDOW_S / ROUND_S)):
@@ -278,7 +281,7 @@ def measure_rounds(name: str, number: int) -> list[dict[str, Any]]:
             if elapsed_s >= due_s[speaker]:
                 due_s[speaker] += chance.uniform(0.95, 1.05) * FAR_BEAT_S
                 view = make_view(speaker, step - (chance.random() < 0.2))
-                site.ear.inbox.append(_heard(speaker, {"v": view.encode(), "n": 1000}))
+                site.ear.inbox.append(_heard(speaker, {"v": talk._encode_view(view), "n": list(WORD)}))
         if not speakers and elapsed_s >= lead_due_s:
             lead_due_s += FAR_BEAT_S
             site.ear.inbox.append(_heard(0, said))
@@ -328,7 +331,7 @@ def measure_words() -> list[dict[str, Any]]:
     for name, (said, board) in sizes.items():
         rows.append({"name": f"word of the lead, {name}", "value": len(said), "unit": "bytes", "target": BODY_LIMIT_BYTES})
         rows.append({"name": f"its packet, {name}", "value": packet_bytes(said), "unit": "bytes", "target": 1500})
-        rows.append({"name": f"control board, {name}", "value": board, "unit": "bytes", "target": links.CONTROL_BYTES // 2})
+        rows.append({"name": f"control board, {name}", "value": board, "unit": "bytes", "target": links.NAMES_BYTES // 2})
     return rows
 
 

@@ -35,7 +35,19 @@ The class docstring is the message template, filled with the keyword fields.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, ClassVar
+
+_SHOWN_CHARS = 120
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 40
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
+
+
+def shown(value: Any) -> str:
+    """The value for a message, in a few words, whatever was read from a damaged file or a stranger."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 class RideThroughError(Exception):

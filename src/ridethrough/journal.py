@@ -29,6 +29,7 @@ from ridethrough.types import FORMAT
 MAX_BYTES = 1 << 30
 _TAIL_BYTES = 256 << 10
 _SUM = ',"sum":"'
+_FORMAT_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,8 @@ def decode_event(line: bytes, *, path: str = "journal") -> Event | None:
         return None
     try:
         fields = json.loads(body + b"}")
+        if type(fields["format"]) is not int or not 1 <= fields["format"] < _FORMAT_LIMIT:
+            return None
         if fields["format"] > FORMAT:
             raise FormatTooNew(path=path, found=fields["format"], known=FORMAT)
         return Event(
@@ -102,7 +105,7 @@ def decode_event(line: bytes, *, path: str = "journal") -> Event | None:
             writer=str(fields["writer"]),
             data=dict(fields["data"]),
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -28,7 +28,7 @@ class Run:
         """The record, if intact."""
         fields = record.decode("run", data, path=path)
         return Run(
-            run_uid=record.field(fields, "run_uid", str, path=path),
+            run_uid=record.identity(fields, "run_uid", path=path),
             name=record.field(fields, "name", str, path=path),
             created_at=record.field(fields, "created_at", str, path=path),
         )
@@ -88,20 +88,30 @@ class Roster:
     @staticmethod
     def from_fields(fields: dict[str, Any], *, path: str) -> Roster:
         """From JSON, also where a manifest carries it."""
+        nodes = record.field(fields, "nodes", list, path=path)
+        if not nodes or not all(type(node) is str for node in nodes):
+            raise Damaged(path=path, detail="its nodes make no sense")
         try:
-            parts = tuple(
-                RosterPart(name=str(part["name"]), holders=tuple(int(rank) for rank in part["holders"]))
-                for part in record.field(fields, "parts", list, path=path)
-            )
+            parts = tuple(_decode_part(part, len(nodes)) for part in record.field(fields, "parts", list, path=path))
         except (KeyError, TypeError, ValueError) as error:
             raise Damaged(path=path, detail="its parts make no sense") from error
-        nodes = record.field(fields, "nodes", list, path=path)
+        if not parts:  # whatever has been sealed would be a whole checkpoint
+            raise Damaged(path=path, detail="it names no parts")
         return Roster(
-            run_uid=record.field(fields, "run_uid", str, path=path),
+            run_uid=record.identity(fields, "run_uid", path=path),
             attempt=decode_attempt(fields.get("attempt"), path=path),
-            nodes=tuple(str(node) for node in nodes),
+            nodes=tuple(nodes),
             parts=parts,
         )
+
+
+def _decode_part(part: Any, world_size: int) -> RosterPart:
+    name, holders = part["name"], part["holders"]
+    if type(name) is not str or type(holders) is not list or not holders:
+        raise ValueError("no part")
+    if not all(type(rank) is int and 0 <= rank < world_size for rank in holders):
+        raise ValueError("no ranks of this roster")
+    return RosterPart(name=name, holders=tuple(holders))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +146,11 @@ class Attempt:
         """The record, if intact."""
         fields = record.decode("attempt", data, path=path)
         return Attempt(
-            run_uid=record.field(fields, "run_uid", str, path=path),
+            run_uid=record.identity(fields, "run_uid", path=path),
             attempt=decode_attempt(fields.get("attempt"), path=path),
             parent=decode_parent(fields.get("parent"), path=path),
             snapshot_interval_steps=record.field(fields, "snapshot_interval_steps", int, path=path),
             world_size=record.field(fields, "world_size", int, path=path),
-            roster_digest=record.field(fields, "roster_digest", str, path=path),
+            roster_digest=record.identity(fields, "roster_digest", path=path),
             started_at=record.field(fields, "started_at", str, path=path),
         )

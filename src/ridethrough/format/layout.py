@@ -86,9 +86,14 @@ def probe_name(token: str, node: str) -> str:
     return f"probe-{token}-{node}{TEMPORARY}"
 
 
+def is_part(part: str, node: str) -> bool:
+    """A part and a node may be called so."""
+    return bool(_PART_NAME.fullmatch(part) and _NODE.fullmatch(node))
+
+
 def part_stem(part: str, node: str, nonce: str) -> str:
     """What payload and seal of one part are called, without the suffix."""
-    if not _PART_NAME.fullmatch(part) or not _NODE.fullmatch(node):
+    if not is_part(part, node):
         raise ValueError(f"not a name for a part: {part!r} on {node!r}")
     return f"{part}~{node}-{nonce[:8]}"
 

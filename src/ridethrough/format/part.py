@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from ridethrough.errors import Damaged
+from ridethrough.errors import Damaged, shown
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -87,27 +87,46 @@ def parse_header(payload: bytes | bytearray | memoryview, *, path: str) -> tuple
         raise Damaged(path=path, detail="its safetensors header makes no sense") from error
     room = len(view) - 8 - length
     for spec in specs:
-        count = 1
-        for extent in spec.shape:
-            count *= extent
-        if not 0 <= spec.begin <= spec.end <= room or spec.end - spec.begin != count * ITEM_BYTES[spec.dtype]:
-            raise Damaged(path=path, detail=f"tensor {spec.name!r} does not lie inside the file")
+        if not 0 <= spec.begin <= spec.end <= room or spec.end - spec.begin != _size_bytes(spec, room):
+            raise Damaged(path=path, detail=f"tensor {shown(spec.name)} does not lie inside the file")
     at = 0
     for spec in sorted(specs, key=lambda spec: (spec.begin, spec.end)):
         if spec.begin != at:
-            raise Damaged(path=path, detail=f"tensor {spec.name!r} overlaps another or leaves a gap")
+            raise Damaged(path=path, detail=f"tensor {shown(spec.name)} overlaps another or leaves a gap")
         at = spec.end
     if at != room:
         raise Damaged(path=path, detail=f"{room - at} bytes belong to no tensor")
     return specs, 8 + length
 
 
+def _size_bytes(spec: TensorSpec, limit_bytes: int) -> int:
+    """What a tensor of this shape takes; -1 if that is more than the limit, without working out how much more."""
+    if 0 in spec.shape:
+        return 0
+    size = ITEM_BYTES[spec.dtype]
+    for extent in spec.shape:
+        size *= extent
+        if size > limit_bytes:  # a product of thousands of large numbers takes minutes
+            return -1
+    return size
+
+
 def _spec(name: str, entry: Any) -> TensorSpec:
     begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if entry["dtype"] not in ITEM_BYTES or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError(name)
-    return TensorSpec(name=name, dtype=entry["dtype"], shape=shape, begin=begin, end=end)
+    return spec_of(name, entry["dtype"], entry["shape"], begin, end)
+
+
+def spec_of(name: Any, dtype: Any, shape: Any, begin: Any, end: Any) -> TensorSpec:
+    """A tensor's place as it was read.
+
+    Raises:
+        ValueError, TypeError: It is none.
+    """
+    if type(name) is not str or type(shape) is not list or dtype not in ITEM_BYTES:
+        raise ValueError("no tensor")
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError("no place of a tensor")
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 
 def checksum_chunks(payload: bytes | memoryview) -> tuple[str, ...]:

@@ -15,13 +15,15 @@ import json
 import re
 from typing import Any
 
-from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew
+from ridethrough.errors import Damaged, ForeignRecord, FormatTooNew, shown
 from ridethrough.types import FORMAT
 
 _HEAD = b'{"record": '
 _MIDDLE = b',\n"sha256": "'
 _TAIL = b'"}\n'
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_IDENTITY = re.compile(r"[ -~]{0,128}")
+_FORMAT_LIMIT = 1 << 31
 MAX_BYTES = 256 << 20
 """No record of a run of 131,072 ranks comes near; a larger file is not one of ours."""
 
@@ -66,15 +68,15 @@ def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
     if hashlib.sha256(body).hexdigest().encode() != data[end + len(_MIDDLE) : end + len(_MIDDLE) + 64]:
         raise Damaged(path=path, detail="its own checksum does not match")
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise Damaged(path=path, detail="the record is not JSON") from error
-    if not isinstance(fields, dict) or type(fields.get("format")) is not int or fields["format"] < 1:
+    if not isinstance(fields, dict) or type(fields.get("format")) is not int or not 1 <= fields["format"] < _FORMAT_LIMIT:
         raise Damaged(path=path, detail="the record has no format")
     if fields["format"] > FORMAT:
         raise FormatTooNew(path=path, found=fields["format"], known=FORMAT)
     if fields.get("kind") != kind:
-        raise ForeignRecord(path=path, detail=f"it is a {fields.get('kind')!r}, not a {kind!r}")
+        raise ForeignRecord(path=path, detail=f"it is a {shown(fields.get('kind'))}, not a {kind!r}")
     return fields
 
 
@@ -86,5 +88,21 @@ def field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...], *, p
     """
     value = fields.get(name)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise Damaged(path=path, detail=f"field {name!r} is {value!r}")
+        raise Damaged(path=path, detail=f"field {name!r} is {shown(value)}")
     return value
+
+
+def identity(fields: dict[str, Any], name: str, *, path: str) -> str:
+    """One field that names something: digits and letters, so that it can be hashed, compared and printed.
+
+    Raises:
+        Damaged: It is absent or no such text.
+    """
+    value: str = field(fields, name, str, path=path)
+    if not _IDENTITY.fullmatch(value):
+        raise Damaged(path=path, detail=f"field {name!r} is {shown(value)}")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

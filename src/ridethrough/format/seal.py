@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from ridethrough.errors import Damaged
+from ridethrough.errors import Damaged, shown
+from ridethrough.format import layout, record
 from ridethrough.format import part as part_format
-from ridethrough.format import record
 from ridethrough.types import AttemptRef, Parent
 
 KIND = "seal"
@@ -90,7 +90,10 @@ def decode_attempt(value: Any, *, path: str) -> AttemptRef:
     """An attempt's name from JSON."""
     if not isinstance(value, dict):
         raise Damaged(path=path, detail="attempt is not an object")
-    return AttemptRef(seq=record.field(value, "seq", int, path=path), nonce=record.field(value, "nonce", str, path=path))
+    found = AttemptRef(seq=record.field(value, "seq", int, path=path), nonce=record.identity(value, "nonce", path=path))
+    if layout.parse_attempt_dir(found.label) is None:
+        raise Damaged(path=path, detail=f"no attempt is called {shown(found.label)}")
+    return found
 
 
 def decode(data: bytes, *, path: str) -> Seal:
@@ -102,14 +105,14 @@ def decode(data: bytes, *, path: str) -> Seal:
     fields = record.decode(KIND, data, path=path)
     payload = record.field(fields, "payload", dict, path=path)
     seal = Seal(
-        run_uid=record.field(fields, "run_uid", str, path=path),
+        run_uid=record.identity(fields, "run_uid", path=path),
         attempt=decode_attempt(fields.get("attempt"), path=path),
         parent=decode_parent(fields.get("parent"), path=path),
         step=record.field(fields, "step", int, path=path),
-        save_id=record.field(fields, "save_id", str, path=path),
+        save_id=record.identity(fields, "save_id", path=path),
         part=record.field(fields, "part", str, path=path),
         node=record.field(fields, "node", str, path=path),
-        roster_digest=record.field(fields, "roster_digest", str, path=path),
+        roster_digest=record.identity(fields, "roster_digest", path=path),
         payload_name=record.field(payload, "name", str, path=path),
         payload_bytes=record.field(payload, "size_bytes", int, path=path),
         chunk_bytes=record.field(payload, "chunk_bytes", int, path=path),
@@ -120,15 +123,17 @@ def decode(data: bytes, *, path: str) -> Seal:
     )
     if seal.save_id != save_id(seal.run_uid, seal.attempt.nonce, seal.step):
         raise Damaged(path=path, detail="its save id does not belong to its run, attempt and step")
-    if seal.chunk_bytes < 1 or len(seal.chunks) != -(-seal.payload_bytes // seal.chunk_bytes):
+    if not layout.is_part(seal.part, seal.node) or layout.parse_step_dir(layout.step_dir(seal.step, seal.save_id)) is None:
+        raise Damaged(path=path, detail=f"no part is called {shown(seal.part)} of {shown(seal.node)} at step {shown(seal.step)}")
+    if not all(type(chunk) is str and chunk.isascii() for chunk in seal.chunks):
+        raise Damaged(path=path, detail="its checksums make no sense")
+    if seal.payload_bytes < 0 or seal.chunk_bytes < 1 or len(seal.chunks) != -(-seal.payload_bytes // seal.chunk_bytes):
         raise Damaged(path=path, detail="its checksums do not cover the payload")
     return seal
 
 
 def _decode_tensors(rows: list[Any], path: str) -> tuple[part_format.TensorSpec, ...]:
     try:
-        return tuple(
-            part_format.TensorSpec(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end) for name, dtype, shape, begin, end in rows
-        )
+        return tuple(part_format.spec_of(name, dtype, shape, begin, end) for name, dtype, shape, begin, end in rows)
     except (ValueError, TypeError) as error:
         raise Damaged(path=path, detail="its tensor inventory makes no sense") from error

@@ -24,16 +24,19 @@ import base64
 import binascii
 import math
 import pathlib
+import re
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from ridethrough.errors import Damaged, StateNotExpressible
+from ridethrough.errors import Damaged, StateNotExpressible, shown
 
 Leaf = Callable[[str, Any], Any]
 """Turns a value that JSON cannot hold into an encoded one; NotImplemented if it cannot either."""
 
+_NUMPY_SCALAR = re.compile(r"[<>=|][biufc][0-9]{1,2}")
+_FEW = 1000
 _MAX_DEPTH = 200
 _MAX_INT_BITS = 8192
 """Python itself refuses to read decimal numbers of more than 4300 digits (14,284 bits)."""
@@ -116,7 +119,7 @@ def decode(value: Any, tensor: Callable[[str], Any], *, path: str) -> Any:
         return _decode(value, tensor)
     # RuntimeError: torch's way to refuse; SyntaxError: NumPy's, for a data type's name.
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError, SyntaxError, binascii.Error) as error:
-        raise Damaged(path=path, detail=f"the state tree makes no sense ({error})") from error
+        raise Damaged(path=path, detail=f"the state tree makes no sense ({shown(str(error))})") from error
 
 
 def _decode(value: Any, tensor: Callable[[str], Any]) -> Any:
@@ -131,15 +134,23 @@ def _decode(value: Any, tensor: Callable[[str], Any]) -> Any:
         return tensor(inner)
     if tag == "array":
         return tensor(inner).numpy()
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag](_decode(item, tensor) for item in inner)
+    if tag == "tuple":
+        return tuple(_decode(item, tensor) for item in inner)
+    if tag in ("set", "fset"):
+        items = [_decode(item, tensor) for item in inner]
+        _require_spread(items)
+        return set(items) if tag == "set" else frozenset(items)
     if tag in ("dict", "odict"):
         pairs = [(_decode(key, tensor), _decode(item, tensor)) for key, item in inner]
+        _require_spread([key for key, _ in pairs])
         return dict(pairs) if tag == "dict" else OrderedDict(pairs)
     return _decode_scalar(tag, inner)
 
 
-_SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "fset": frozenset}
+def _require_spread(keys: list[Any]) -> None:
+    """The keys have hashes of their own: those of numbers can be chosen, and a table of equal ones takes hours to fill."""
+    if len(keys) > _FEW and 2 * len(set(map(hash, keys))) < len(keys):
+        raise ValueError("keys whose hashes are equal")
 
 
 def _decode_scalar(tag: str, inner: Any) -> Any:
@@ -152,12 +163,15 @@ def _decode_scalar(tag: str, inner: Any) -> Any:
     if tag == "path":
         return pathlib.Path(inner)
     if tag == "numpy":
+        # What `encode` writes and nothing else: NumPy's own parser of such texts evaluates parts of them.
+        if type(inner[0]) is not str or not _NUMPY_SCALAR.fullmatch(inner[0]):
+            raise ValueError("not a scalar of NumPy")
         import numpy  # noqa: PLC0415  only a checkpoint that holds NumPy scalars needs it
 
         return numpy.frombuffer(bytes.fromhex(inner[1]), dtype=numpy.dtype(inner[0]))[0]
     if tag == "torch":
         return _decode_torch(inner[0], inner[1])
-    raise ValueError(f"unknown tag {tag!r}")
+    raise ValueError(f"unknown tag {shown(tag)}")
 
 
 def _decode_torch(kind: str, text: Any) -> Any:
@@ -167,10 +181,12 @@ def _decode_torch(kind: str, text: Any) -> Any:
     if kind == "dtype":
         found = vars(torch)[text]  # not getattr: torch imports modules for some names
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{text!r} is not a dtype")
+            raise ValueError(f"{shown(text)} is not a dtype")
         return found
     if kind == "device":
+        if type(text) is not str:  # a number would start up an accelerator
+            raise TypeError("not a device")
         return torch.device(text)
     if kind == "size":
         return torch.Size(text)
-    raise ValueError(f"unknown torch value {kind!r}")
+    raise ValueError(f"unknown torch value {shown(kind)}")

@@ -91,7 +91,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise KeeperGone(detail="connection closed")
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise KeeperGone(detail="answer is not JSON") from error
     if not isinstance(message, dict):
         raise KeeperGone(detail="answer is not an object")

@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from ridethrough.errors import Damaged
+from ridethrough.errors import Damaged, shown
 from ridethrough.format.layout import rank_part
 from ridethrough.snapshot.placement import REPLICA_LIMIT_BYTES
 from ridethrough.types import AttemptRef
@@ -230,12 +231,24 @@ class Session:
         begin = _MAC_BYTES + _LENGTH.size
         end = begin + _LENGTH.unpack_from(view, _MAC_BYTES)[0]
         try:
-            head = json.loads(body[begin:end])
+            head = json.loads(body[begin:end], parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise Damaged(path="frame", detail="its head is not JSON") from error
         if not isinstance(head, dict):
             raise Damaged(path="frame", detail="its head is not an object")
         return head, view[end:]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """A slot has no place for infinity, and 1e999 is read as that."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number without end")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +298,7 @@ class Parcel:
             rank, step, index = int(head["rank"]), int(head["step"]), dict(head["index"])
             (entry,) = index["parts"]
             is_whole = (
-                step >= 0
+                0 <= step < 1 << 63  # as a slot can hold it
                 and index["step"] == step
                 and entry["name"] == rank_part(rank)
                 and entry["size_bytes"] == len(payload)
@@ -294,7 +307,7 @@ class Parcel:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Damaged(path="frame", detail="makes no sense") from error
         if not is_whole or len(payload) > REPLICA_LIMIT_BYTES:
-            raise Damaged(path=f"rank {rank}, step {step}", detail="not the part that was packed")
+            raise Damaged(path=f"rank {shown(rank)}, step {shown(step)}", detail="not the part that was packed")
         return Parcel(rank=rank, step=step, index=index, payload=payload)
 
 

@@ -75,12 +75,13 @@ def remembered_storage(fs: FileSystem, state_dir: str, run_dir: str) -> str | No
 def _memory(fs: FileSystem, state_dir: str, run_dir: str) -> tuple[str | None, str | None]:
     try:
         fields = record.decode("node-run", fs.read(_memory_path(state_dir, run_dir), max_bytes=record.MAX_BYTES), path=state_dir)
+        run_uid = record.identity(fields, "run_uid", path=state_dir)
     except FileNotFoundError:
         return None, None
     except Damaged:
         return "", None  # that there was a run is still known: an empty directory must not become a new one
     storage = fields.get("storage")
-    return str(fields["run_uid"]), storage if isinstance(storage, str) else None
+    return run_uid, storage if isinstance(storage, str) else None
 
 
 def remember_run(fs: FileSystem, state_dir: str, run_dir: str, run_uid: str, storage: str | None = None) -> None:
@@ -180,7 +181,9 @@ def _read_claim(fs: FileSystem, path: str, seq: int) -> Claim:
     try:
         fields = record.decode("claim", fs.read(path, max_bytes=record.MAX_BYTES), path=path)
         nodes = record.field(fields, "nodes", list, path=path)
-        return Claim(seq=seq, nonce=record.field(fields, "nonce", str, path=path), nodes=tuple(str(node) for node in nodes))
+        if not all(type(node) is str for node in nodes):
+            raise Damaged(path=path, detail="its nodes make no sense")
+        return Claim(seq=seq, nonce=record.identity(fields, "nonce", path=path), nodes=tuple(nodes))
     except (FileNotFoundError, Damaged, ForeignRecord):
         return Claim(seq=seq, nonce="", nodes=())
 

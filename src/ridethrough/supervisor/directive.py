@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ridethrough.supervisor import shape
+
 
 class Stage(StrEnum):
     """Where the job is."""
@@ -102,14 +104,40 @@ class Directive:
         Raises:
             TypeError, ValueError, KeyError: It is not a directive.
         """
-        known = {spec.name: value[spec.name] for spec in dataclasses.fields(Directive) if spec.name in value}
+        said = shape.require(value, _SHAPES)
+        known = {spec.name: said[spec.name] for spec in dataclasses.fields(Directive) if spec.name in said}
         for name in ("members", "dark"):
             if name in known:
                 known[name] = tuple(known[name])
         if "stage" in known:
             known["stage"] = Stage(known["stage"])
         if known.get("outcome") is not None:
-            known["outcome"] = Outcome(**{**known["outcome"], "lost": tuple(known["outcome"].get("lost", ()))})
+            outcome = shape.require(known["outcome"], _OUTCOME)
+            known["outcome"] = Outcome(**{**outcome, "lost": tuple(outcome.get("lost", ()))})
         if known.get("incident") is not None:
-            known["incident"] = Incident(**{**known["incident"], "nodes": tuple(known["incident"].get("nodes", ()))})
+            incident = shape.require(known["incident"], _INCIDENT)
+            known["incident"] = Incident(**{**incident, "nodes": tuple(incident.get("nodes", ()))})
         return Directive(**known)
+
+
+_SHAPES: dict[str, shape.Shape] = {
+    **dict.fromkeys(("room", "lead", "stage", "reason", "text"), str),
+    **dict.fromkeys(("number", "generation", "announcement", "code"), int),
+    **dict.fromkeys(("members", "dark"), shape.is_texts),
+    **dict.fromkeys(("flush", "confirmed", "refused", "stop"), shape.optional(shape.is_facts)),
+    "called_s": shape.is_number,
+    "attempt": shape.optional(str),
+    "announced": shape.optional(int),
+    "is_suspect": bool,
+}
+_OUTCOME: dict[str, shape.Shape] = {
+    **dict.fromkeys(("cause", "fingerprint", "detail", "action", "reason"), str),
+    **dict.fromkeys(("exit_code", "last_step"), int),
+    "pause_s": shape.is_number,
+    "lost": shape.is_texts,
+}
+_INCIDENT: dict[str, shape.Shape] = {
+    **dict.fromkeys(("cause", "detail", "opened_at"), str),
+    "nodes": shape.is_texts,
+    "last_step": int,
+}

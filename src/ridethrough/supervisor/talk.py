@@ -142,7 +142,7 @@ class Talk:
                 view, follows = self._decode_view(body["v"]), str(body["f"])
                 said = self._decode(body["d"], said_s) if "d" in body else None
                 knows = _word(said) if said is not None else _as_word(body["n"])
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
                 continue  # authentic, so of another version: it cannot be understood
             self._views[heard.node], self._follows[heard.node], self._heard_s[heard.node] = view, follows, said_s
             self._lives[heard.node] = self._peers.life(heard.node)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ridethrough.snapshot.ranks import RankPhase, RankState
+from ridethrough.supervisor import shape
 
 _STEPPING = (RankPhase.TRAINING, RankPhase.OUTSIDE)
 _AT_WORK = (*_STEPPING, RankPhase.SAVING)
@@ -142,9 +143,7 @@ class NodeView(NamedTuple):
         Raises:
             TypeError, ValueError, KeyError: It is not a view.
         """
-        known = dict(value)
-        for name in known.keys() - _NAMES:
-            del known[name]
+        known = {name: inner for name, inner in shape.require(value, _SHAPES).items() if name in _NAMES}
         for name in ("missing", "posted", "dead_ranks"):
             if name in known:
                 known[name] = tuple(known[name])
@@ -153,16 +152,45 @@ class NodeView(NamedTuple):
         if "replicas" in known:
             known["replicas"] = {node: tuple(steps) for node, steps in known["replicas"].items()}
         if "sealed" in known:
-            known["sealed"] = tuple(Sealed(**{**s, "dark": tuple(s["dark"])}) for s in known["sealed"])
+            known["sealed"] = tuple(_sealed(shape.require(said, _SEALED)) for said in known["sealed"])
         if known.get("refused") is not None:
-            known["refused"] = Refused(**known["refused"])
+            known["refused"] = Refused(**shape.require(known["refused"], _REFUSED))
         if known.get("end") is not None:
-            known["end"] = End(**known["end"])
+            known["end"] = End(**shape.require(known["end"], _END))
         return NodeView(**known)
+
+
+def _sealed(said: dict[str, Any]) -> Sealed:
+    return Sealed(**{**said, "dark": tuple(said["dark"])})
 
 
 _DEFAULTS = NodeView._field_defaults
 _NAMES = frozenset(NodeView._fields)
+_SHAPES: dict[str, shape.Shape] = {
+    **dict.fromkeys(("node", "stuck"), str),
+    **dict.fromkeys(("up_s", "since_step_s", "step_s_p99", "wanted_age_s"), shape.is_number),
+    **dict.fromkeys(("generation", "ranks", "step", "restored_step", "stop_seen", "durable_step", "saved_step", "flushed"), int),
+    **{name: bool for name, default in _DEFAULTS.items() if type(default) is bool},
+    **dict.fromkeys(("posted", "dead_ranks"), shape.is_counts),
+    "phase": str,
+    "attempt": shape.optional(str),
+    "wanted": shape.optional(int),
+    "signal": shape.is_signal,
+    "missing": shape.is_texts,
+    "replicas": shape.by_name(shape.is_counts),
+    "sealed": lambda value: isinstance(value, list | tuple),
+}
+_SEALED: dict[str, shape.Shape] = {
+    "step": int, "dark": shape.is_texts, "is_verified": bool, "digests": shape.by_name(str),
+}  # fmt: skip
+_REFUSED: dict[str, shape.Shape] = {
+    "number": int, "step": int, "code": str, "message": str, "age_s": shape.is_number,
+}  # fmt: skip
+_END: dict[str, shape.Shape] = {
+    **dict.fromkeys(("cause", "fingerprint", "detail", "output"), str),
+    **dict.fromkeys(("status", "exit_code"), int),
+    "is_retryable": bool,
+}
 
 
 def of_ranks(ranks: tuple[RankState, ...], *, local_world: int | None, now_s: float) -> dict[str, Any]:
