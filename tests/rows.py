@@ -15,3 +15,30 @@ def record(*rows: dict[str, Any]) -> None:
         path = Path(target)
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         path.write_text(json.dumps([*known, *rows], indent=2) + "\n", encoding="utf-8")
+
+
+def crash_rows(layer: str, medium: str, *, instants: int, target: int, unit: str, damaged: int, lost: int, killed: int, mutants: int) -> None:
+    """The four figures of one layer of crash tests on one file system (or model) are in the rows, for the table of `make crash`.
+
+    Args:
+        layer: How the instants are cut: "model", "blocks" or "live".
+        medium: On what.
+        instants: How many were tried.
+        target: How many there should be.
+        unit: What an instant is there.
+        damaged: At how many of them something damaged was accepted.
+        lost: At how many something durable was gone.
+        killed: How many deliberately broken stores were found out.
+        mutants: How many there are.
+    """
+
+    def row(figure: str, value: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
+        name = f"{layer}, {medium}: {figure}"
+        return {"layer": layer, "medium": medium, "figure": figure, "name": name, "value": value, "unit": unit, "target": target, "met": met}
+
+    record(
+        row("instants tried", instants, unit, target, met=instants >= target),
+        row("damaged accepted", damaged, unit, 0, met=damaged == 0),
+        row("durable lost", lost, unit, 0, met=lost == 0),
+        row("mutants killed", killed, "mutants", mutants, met=killed == mutants),
+    )

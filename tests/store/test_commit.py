@@ -40,7 +40,7 @@ def changing(recorder: RecordingFileSystem) -> list[tuple[str, str]]:
 
 
 FILE_ORDER = [
-    "create payload", "write payload", "sync payload",
+    "create payload", "write payload", "sync payload", "sync_dir checkpoint dir",
     "create temporary seal", "write temporary seal", "sync temporary seal",
     "rename seal", "sync_dir checkpoint dir",
 ]  # fmt: skip

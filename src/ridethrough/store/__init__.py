@@ -6,7 +6,7 @@ no number.
 
 Committing one part (`commit.commit_part`), each step durable before the next:
 
-1. payload to a unique new name, space reserved first, written, fsynced;
+1. payload to a unique new name, space reserved first, written, fsynced, directory fsynced;
 2. seal to a temporary name, fsynced;
 3. seal renamed to its name, directory fsynced.
 

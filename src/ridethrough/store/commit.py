@@ -137,7 +137,8 @@ def commit_part(fs: FileSystem, run_dir: str, save: PartSave) -> Seal:
     seal_path = os.path.join(directory, f"{stem}.seal")
     try:
         _write_file(fs, payload_path, save.payload)
-        # One directory fsync inside covers both names: the payload's entry is older than the seal's rename.
+        # Without it a cut may keep the seal's name and lose the payload's: POSIX lets entries of a directory overtake each other.
+        fs.sync_dir(directory)
         publish(fs, seal_path, seal.encode())
     except BaseException:
         # The seal may already have its name. It must be durably gone before its payload goes.

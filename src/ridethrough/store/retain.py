@@ -149,7 +149,8 @@ def delete_checkpoint(fs: FileSystem, run_dir: str, dir_name: str) -> None:
     for group in (first, seals, [n for n in names if n not in first and n not in seals]):
         for name in group:
             fs.remove(os.path.join(directory, name))
-        if group:
-            fs.sync_dir(directory)  # the next group must not disappear before this one has
+        # The next group must not disappear before this one has. Also where no seal is seen: whoever removed it may have been
+        # killed before this, and a cut would bring it back.
+        fs.sync_dir(directory)
     fs.remove(directory)
     fs.sync_dir(run_dir)

@@ -1,6 +1,6 @@
-"""A small ext4 disk of its own, whose power can be cut.
+"""A small disk of its own, ext4 or XFS, whose power can be cut.
 
-Needs root, loop devices and ``mkfs.ext4``; `missing_for_disks` says what is not there.
+Needs root, loop devices and the ``mkfs`` of the file system; `missing_for_disks` says what is not there.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from ridethrough.seam.process import LOGFLUSH, NOLOGFLUSH, cut_power_of, run_cap
 CUT_JOURNAL_FLUSHED = LOGFLUSH
 CUT = NOLOGFLUSH
 
+_MKFS = {
+    # Without these options mkfs leaves a kernel thread that writes to the disk behind our back.
+    "ext4": ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+    "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+}
 _COMMAND_S = 60.0
 _UMOUNT_TRIES = 100
 
 
-def missing_for_disks() -> str | None:
-    """What this machine lacks for a `LoopDisk`, or None if it can have one."""
+def missing_for_disks(file_system: str = "ext4") -> str | None:
+    """What this machine lacks for a `LoopDisk` with this file system, or None if it can have one."""
     if os.geteuid() != 0:
         return "not root"
     if not os.path.exists("/dev/loop-control"):
         return "no loop devices (/dev/loop-control)"
-    for program in ("mkfs.ext4", "losetup", "mount", "umount"):
+    for program in (_MKFS[file_system][0], "losetup", "mount", "umount"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
     code, _ = run_captured(["losetup", "--find"], timeout_s=_COMMAND_S)
@@ -36,20 +41,22 @@ def missing_for_disks() -> str | None:
 
 
 class LoopDisk:
-    """An ext4 file system in a sparse image, mounted at `path` while the context lasts.
+    """A file system in a sparse image, mounted at `path` while the context lasts.
 
     Args:
-        size_bytes: Size of the disk.
+        size_bytes: Size of the disk; XFS wants 300 MiB.
         options: Mount options, comma separated.
         directory: Where image and mount point go; a temporary directory unless given.
+        file_system: "ext4" or "xfs".
 
     Durability:
         After `cut` every call on the mount fails with EIO, and `remount` shows what a machine
         finds when its power comes back.
     """
 
-    def __init__(self, size_bytes: int, *, options: str = "", directory: str | None = None) -> None:
+    def __init__(self, size_bytes: int, *, options: str = "", directory: str | None = None, file_system: str = "ext4") -> None:
         self.size_bytes = size_bytes
+        self.file_system = file_system
         self.options = options
         self._directory = directory
         self._work = ""
@@ -69,8 +76,7 @@ class LoopDisk:
             os.mkdir(self.path)
             with open(self.image, "wb") as file:
                 file.truncate(self.size_bytes)
-            # Without these mkfs leaves a kernel thread that writes to the disk behind our back.
-            _run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", self.image)
+            _run(*_MKFS[self.file_system], self.image)
             self._device = _run("losetup", "--find", "--show", self.image).strip()
             self._mount()
         except BaseException:
@@ -126,7 +132,7 @@ class LoopDisk:
                     shutil.rmtree(self._work)
 
     def _mount(self) -> None:
-        _run("mount", "-t", "ext4", *(["-o", self.options] if self.options else []), self._device, self.path)
+        _run("mount", "-t", self.file_system, *(["-o", self.options] if self.options else []), self._device, self.path)
         self._is_mounted = True
 
 

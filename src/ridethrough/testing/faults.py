@@ -296,6 +296,13 @@ class DropSyncs(RecordingFileSystem):
         self.enter("sync_dir", path)
 
 
+class DropDirSyncs(RecordingFileSystem):
+    """No fsync of a directory reaches the storage: bytes are there after a cut, names perhaps not. A crash test must fail with it."""
+
+    def sync_dir(self, path: str) -> None:
+        self.enter("sync_dir", path)
+
+
 class _UnsyncedWriter:
     def __init__(self, inner: Writer) -> None:
         self._inner = inner
