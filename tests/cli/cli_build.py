@@ -94,6 +94,7 @@ class Built:
         """A checkpoint of the step, or some parts of it; returns its directory."""
         name = save_id(self.run.run_uid, self.attempt.nonce, step)
         seals: list[Seal] = []
+        meta = meta_of(step, **meta)  # once: a second may begin between two parts
         for part in parts if parts is not None else tuple(p.name for p in self.roster.parts):
             for node in nodes if part == layout.REPLICATED else nodes[:1]:
                 seals.append(commit.commit_part(FS, str(self.path), self._part(part, node, step, name, meta)))
@@ -111,7 +112,7 @@ class Built:
         body = bytes((step + i) % 251 for i in range(spec.size_bytes - len(spec.header)))
         return commit.PartSave(
             run_uid=self.run.run_uid, attempt=self.attempt, parent=self.parent, step=step, save_id=name, part=part, node=node,
-            roster_digest=self.roster.digest, payload=memoryview(spec.header + body), tree={"lr": 0.1}, meta=meta_of(step, **meta),
+            roster_digest=self.roster.digest, payload=memoryview(spec.header + body), tree={"lr": 0.1}, meta=meta,
         )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from cli_build import Built, Call, flip, payload_of, seal_of
 
 from ridethrough.errors import StorageUnreachable
 from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.store.catalog import read_seals
+from ridethrough.store.commit import write_meta
 
 RECORDS = [
     "step-*200-*/replicated~*.seal",
@@ -160,3 +162,11 @@ def test_verifying_changes_nothing(good: Built, call: Call) -> None:
     before = {p: p.read_bytes() for p in good.path.rglob("*") if p.is_file()}
     call("verify", good.path)
     assert {p: p.read_bytes() for p in good.path.rglob("*") if p.is_file()} == before
+
+
+def test_nodes_that_took_their_snapshots_at_different_instants_have_made_one_intact_checkpoint(run: Built, call: Call) -> None:
+    directory = run.save(5, parts=("rank-00000",), saved_at="2026-01-01T00:00:00.000+00:00")
+    run.save(5, parts=("rank-00001", "replicated"), saved_at="2026-01-01T00:00:00.007+00:00")
+    seals = read_seals(PosixFileSystem(), str(run.path), directory.name)
+    write_meta(PosixFileSystem(), str(run.path), seals[-1])
+    assert call("verify", run.path).code == 0
