@@ -15,6 +15,7 @@ import pytest
 from ridethrough.drill import machine
 from ridethrough.drill.cluster import Cluster
 from ridethrough.drill.scenario import SERVER
+from ridethrough.testing import LoopDisk
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
 
@@ -129,6 +130,18 @@ def test_what_this_machine_unmounts_is_not_kept_in_use_by_a_node(tmp_path: Path)
             cluster.close()
     finally:
         subprocess.run(["umount", "-R", str(outer)], check=True)
+
+
+def test_disk_of_somebody_else_is_not_kept_in_use_by_a_node(tmp_path: Path) -> None:
+    with LoopDisk(32 << 20, directory=str(tmp_path)) as disk:
+        cluster = Cluster(["n0"])
+        try:
+            seen = subprocess.run(cluster.entered("n0", ["cat", "/proc/self/mounts"]), capture_output=True, text=True, check=True).stdout
+            assert disk.path not in seen
+            assert cluster.disk in seen
+            assert Path(disk.path).is_dir(), "it is still mounted here"
+        finally:
+            cluster.close()
 
 
 def test_nothing_but_files_is_left_when_the_drill_itself_is_killed(tmp_path: Path) -> None:

@@ -39,10 +39,18 @@ _STARTED = "started"
 
 # $1 name, $2 image, $3 mount options, $4 mount point, $5 work directory; the rest, if any, is the command that mounts the file server.
 # It is given for ever, as an automounter does: the file server may come back later than we.
+# What others have mounted from loop devices is let go first: where mounts are private to their namespaces, our copies would keep
+# disks in use that they unmount meanwhile (other drills, crash tests). Programs may come from squashfs (snaps): that stays.
 # An ignored SIGCHLD survives exec: the first process reaps orphans without being able to do anything.
 _BOOT = f"""
 set -e
 echo "$1" > /proc/sys/kernel/hostname
+mounts=$(cat /proc/self/mounts)
+while read -r device at type _; do
+  case "$device $type" in /dev/loop*squashfs) ;; /dev/loop*) umount -l "$(printf '%b' "$at")" || : ;; esac
+done <<EOF
+$mounts
+EOF
 mount -t ext4 -o "loop,$3" "$2" "$4"
 mkdir -p "$4/tmp"
 mount --bind "$5/hosts" /etc/hosts
