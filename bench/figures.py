@@ -49,7 +49,30 @@ def demo(report: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def crash(rows: list[dict[str, Any]]) -> str:
+    """The four figures of each layer and medium as a table, for people; then what missed its target."""
+    figures = ("instants tried", "damaged accepted", "durable lost", "mutants killed")
+    places = list(dict.fromkeys((row["layer"], row["medium"]) for row in rows if "layer" in row))
+    by_name = {(row["layer"], row["medium"], row["figure"]): row for row in rows if "layer" in row}
+    lines = [f"{'layer':8}{'on':38}" + "".join(f"{figure:>18}" for figure in figures)]
+    totals = dict.fromkeys(figures, 0)
+    for layer, medium in places:
+        cells = []
+        for figure in figures:
+            row = by_name.get((layer, medium, figure))
+            text = "" if row is None else f"{row['value']} of {row['target']}" if figure == "mutants killed" else f"{row['value']:,}"
+            totals[figure] += row["value"] if row is not None else 0
+            cells.append(f"{text:>18}")
+        lines.append(f"{layer:8}{medium:38}" + "".join(cells))
+    if places:
+        lines.append(f"{'total':46}" + "".join(f"{totals[figure]:>18,}" for figure in figures))
+    lines += [f"NOT MET  {row['name']}: {row['value']} {row['unit']}, target {row['target']}" for row in rows if not row["met"]]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     found = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     written = write(sys.argv[1], demo(found), drill=found) if sys.argv[1] == "demo" else write(sys.argv[1], found)
+    if sys.argv[1] == "crash":
+        print(crash(found))
     print(f"figures: {written}")

@@ -32,13 +32,15 @@ def crash_rows(layer: str, medium: str, *, instants: int, target: int, unit: str
         mutants: How many there are.
     """
 
-    def row(figure: str, value: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
-        name = f"{layer}, {medium}: {figure}"
-        return {"layer": layer, "medium": medium, "figure": figure, "name": name, "value": value, "unit": unit, "target": target, "met": met}
-
     record(
-        row("instants tried", instants, unit, target, met=instants >= target),
-        row("damaged accepted", damaged, unit, 0, met=damaged == 0),
-        row("durable lost", lost, unit, 0, met=lost == 0),
-        row("mutants killed", killed, "mutants", mutants, met=killed == mutants),
+        crash_row(layer, medium, "instants tried", instants, unit, target, met=instants >= target),
+        crash_row(layer, medium, "damaged accepted", damaged, unit, 0, met=damaged == 0),
+        crash_row(layer, medium, "durable lost", lost, unit, 0, met=lost == 0),
+        crash_row(layer, medium, "mutants killed", killed, "mutants", mutants, met=killed == mutants),
     )
+
+
+def crash_row(layer: str, medium: str, figure: str, value: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
+    """One of the four."""
+    name = f"{layer}, {medium}: {figure}"
+    return {"layer": layer, "medium": medium, "figure": figure, "name": name, "value": value, "unit": unit, "target": target, "met": met}

@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from ridethrough.errors import RideThroughError
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.seam.process import die_with_parent
 from ridethrough.testing.faults import DropSyncs, RecordingFileSystem
 from ridethrough.testing.store import SimpleStore, save_once
 
 PHASES = (
-    "start", "idle", "mkdir", "payload-create", "payload-write", "payload-fsync", "seal-write", "seal-fsync", "seal-rename", "dir-fsync",
+    "start", "restore", "idle", "mkdir", "payload-create", "payload-write", "payload-fsync", "seal-write", "seal-fsync", "seal-rename", "dir-fsync",
     "manifest", "verify", "retention",
 )  # fmt: skip
 BOARD_BYTES = 4096
@@ -30,6 +33,7 @@ CURRENT, COUNTS = 1, 8
 
 PART_BYTES = 300_000
 _IDLE_S = 0.002
+_BESIDE_S = 0.0005
 _CALLS = {
     ("make_dir", False): "mkdir", ("create", False): "payload-create", ("write", False): "payload-write", ("sync", False): "payload-fsync",
     ("create", True): "seal-write", ("write", True): "seal-write", ("sync", True): "seal-fsync", ("rename", False): "seal-rename",
@@ -60,7 +64,9 @@ class Board:
 
     def before(self, call: str, path: str) -> None:
         """Hook of the file system."""
-        if self.stage == "verify":
+        if self.stage == "restore":
+            self.enter("restore")
+        elif self.stage == "verify":
             self.enter("verify" if call == "read_into" else "manifest")
         elif self.stage == "retention":
             self.enter("retention")
@@ -75,8 +81,13 @@ def save_until_cut(ack_fd: int, board_path: str, plan: dict[str, Any]) -> None:
     board = Board(board_path, target=plan["phase"], occurrence=plan["occurrence"], hold_s=plan["hold_s"])
     real = DropSyncs(PosixFileSystem()) if plan["drop_syncs"] else PosixFileSystem()
     recorder = RecordingFileSystem(real, before=board.before)
-    store = SimpleStore(fs=recorder, run_dir=plan["run_dir"], seed=plan["seed"], part_bytes=PART_BYTES, clock=SystemClock())
-    step = store.resume()
+
+    def restored() -> tuple[SimpleStore, int]:
+        board.stage = "restore"
+        store = SimpleStore(fs=recorder, run_dir=plan["run_dir"], seed=plan["seed"], part_bytes=PART_BYTES, clock=SystemClock())
+        return store, store.resume()
+
+    store, step = restored()
 
     def on_stage(stage: str) -> None:
         board.stage = stage
@@ -89,6 +100,32 @@ def save_until_cut(ack_fd: int, board_path: str, plan: dict[str, Any]) -> None:
     while True:
         step += 1
         save_once(store, step, on_stage=on_stage)
+        if plan["phase"] == "restore":  # a new run has nothing to restore at its first start
+            store, step = restored()
+
+
+def write_beside(run_dir: str) -> None:
+    """Until the disk refuses, lines are appended and synced, as a logger does: the journal is committed between any two calls of the store."""
+    log = os.open(os.path.join(os.path.dirname(run_dir), "neighbour.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    while True:
+        os.write(log, b"what a logger writes all day\n")
+        os.fsync(log)
+        time.sleep(_BESIDE_S)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The pid of a process that does it until the power is gone."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent()
+            work()
+        except (RideThroughError, OSError):
+            os._exit(3)  # the power is gone
+        except BaseException:  # noqa: BLE001  a forked process must never go on in the loop of its parent
+            traceback.print_exc()
+        os._exit(1)
+    return pid
 
 
 def main(ack_fd: str, board_path: str) -> None:
@@ -96,18 +133,16 @@ def main(ack_fd: str, board_path: str) -> None:
 
     Forked, because starting an interpreter costs more than saving, cutting and checking together.
     """
+    die_with_parent()
     for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                save_until_cut(int(ack_fd), board_path, json.loads(line))
-            except (RideThroughError, OSError):
-                os._exit(3)  # the power is gone
-            except BaseException:  # noqa: BLE001  a forked process must never go on in this loop
-                traceback.print_exc()
-            os._exit(1)
-        print(pid, flush=True)
-        os.waitpid(pid, 0)
+        plan = json.loads(line)
+        beside = forked(lambda plan=plan: write_beside(plan["run_dir"])) if plan["has_neighbour"] else 0
+        saver = forked(lambda plan=plan: save_until_cut(int(ack_fd), board_path, plan))
+        print(saver, flush=True)
+        os.waitpid(saver, 0)
+        if beside:
+            os.kill(beside, signal.SIGKILL)
+            os.waitpid(beside, 0)
         print("gone", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Cuts the power of a real ext4 disk in chosen phases of a save, and checks what is left."""
+"""Cuts the power of a real ext4 or XFS disk in chosen phases of a save, and checks what is left."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ridethrough.testing import CUT, CUT_JOURNAL_FLUSHED, LoopDisk, SimpleStore,
 
 KEEP_LAST = 3
 CUTS_A_RUN = 10
-OUTSIDE_A_SAVE = ("start", "idle")
-# How often the phase happens in one save of three parts.
+OUTSIDE_A_SAVE = ("start", "restore", "idle")
+# How often the phase happens in one save of three parts; a restore makes about sixty calls.
 PER_SAVE = {
-    "idle": 1, "mkdir": 1, "payload-create": 3, "payload-write": 3, "payload-fsync": 3, "seal-write": 6, "seal-fsync": 3, "seal-rename": 3,
-    "dir-fsync": 6, "manifest": 12, "verify": 30, "retention": 15,
+    "restore": 12, "idle": 1, "mkdir": 1, "payload-create": 3, "payload-write": 3, "payload-fsync": 3, "seal-write": 6, "seal-fsync": 3,
+    "seal-rename": 3, "dir-fsync": 6, "manifest": 12, "verify": 30, "retention": 15,
 }  # fmt: skip
 _CHILD = str(Path(__file__).with_name("cut_child.py"))
-_DEADLINE_S = 20.0
+_DEADLINE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -43,8 +43,16 @@ class Report:
     cuts: int = 0
     phases: collections.Counter[str] = field(default_factory=collections.Counter)
     acknowledged: int = 0
-    failures: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """What was accepted and is not what was saved."""
+    lost: list[str] = field(default_factory=list)
+    """What had been acknowledged and is gone."""
     used_s: float = 0.0
+
+    @property
+    def failures(self) -> list[str]:
+        """Both."""
+        return [*self.damaged, *self.lost]
 
     @property
     def inside_a_save(self) -> int:
@@ -68,8 +76,8 @@ class Plan:
     hold_s: float
 
 
-def plan_cuts(seed: int, count: int) -> list[Plan]:
-    """Every phase in turn, at a random place in the first saves, with both kinds of cut."""
+def plan_cuts(seed: int, count: int, flag: int | None, saves: int) -> list[Plan]:
+    """Every phase in turn, at a random place in the first saves, with this kind of cut, or with both."""
     chance = random.Random(seed)
     order = [phase for phase in PHASES if phase != "start"]
     plans = []
@@ -77,8 +85,9 @@ def plan_cuts(seed: int, count: int) -> list[Plan]:
         phase = order[n % len(order)]
         # Half of the cuts come before the call is made, half while it is being made.
         hold_s = 0.02 if n // len(order) % 2 else 0.0
-        flag = CUT_JOURNAL_FLUSHED if chance.random() < 0.25 else CUT
-        plans.append(Plan(phase=phase, occurrence=chance.randint(1, 5 * PER_SAVE[phase]), flag=flag, hold_s=hold_s))
+        mixed = CUT_JOURNAL_FLUSHED if chance.random() < 0.25 else CUT
+        kind = mixed if flag is None else flag
+        plans.append(Plan(phase=phase, occurrence=chance.randint(1, saves * PER_SAVE[phase]), flag=kind, hold_s=hold_s))
     chance.shuffle(plans)
     return plans
 
@@ -137,18 +146,40 @@ class Trainee:
         return self._nursery.stdout.readline().strip()
 
 
-def run_cuts(disk: LoopDisk, work: Path, *, seed: int, count: int, drop_syncs: bool = False) -> Report:
-    """`count` cuts, each followed by power's return and a check of everything on the disk."""
+def run_cuts(
+    disk: LoopDisk,
+    work: Path,
+    *,
+    seed: int,
+    count: int,
+    drop_syncs: bool = False,
+    flag: int | None = None,
+    has_neighbour: bool = False,
+    saves: int = 5,
+) -> Report:
+    """`count` cuts, each followed by power's return and a check of everything on the disk.
+
+    Args:
+        disk: Whose power is cut.
+        work: Directory for what must survive the cuts.
+        seed: Decides phases, places and bytes.
+        count: How many cuts.
+        drop_syncs: No fsync of the store reaches the disk.
+        flag: Kind of every cut; unless given, one in four has the journal flushed.
+        has_neighbour: Another process appends to a log on the same disk and syncs it all the time.
+        saves: A cut falls into one of this many first saves of its process.
+    """
     report = Report(seed=seed)
     began_s = time.monotonic()
     expected: set[int] = set()
     cuts_a_run = 1 if drop_syncs else CUTS_A_RUN
     with Trainee(work) as trainee:
-        for n, plan in enumerate(plan_cuts(seed, count)):
+        for n, plan in enumerate(plan_cuts(seed, count, flag, saves)):
             run_dir = os.path.join(disk.path, f"run-{n // cuts_a_run:03d}")
             if n % cuts_a_run == 0:
                 expected = set()
-            trainee.start({**dataclasses.asdict(plan), "run_dir": run_dir, "seed": seed, "drop_syncs": drop_syncs})
+            how = {"run_dir": run_dir, "seed": seed, "drop_syncs": drop_syncs, "has_neighbour": has_neighbour}
+            trainee.start({**dataclasses.asdict(plan), **how})
             acked = _cut(disk, trainee, plan, report)
             report.acknowledged += len(acked)
             expected |= set(acked)
@@ -189,13 +220,13 @@ def _check(run_dir: str, seed: int, expected: set[int], where: str, report: Repo
         problems = read_catalog(fs, run_dir).problems
     except RideThroughError as error:
         if expected:
-            report.failures.append(f"{where}: {error}; acknowledged were {wanted}")
+            report.lost.append(f"{where}: {error}; acknowledged were {wanted}")
         return set()
     if loaded is not None and not store.is_true(loaded):
-        report.failures.append(f"{where}: step {loaded.step} was loaded and is not what was saved")
+        report.damaged.append(f"{where}: step {loaded.step} was loaded and is not what was saved")
     if wanted and (loaded is None or loaded.step < wanted[-1]):
-        report.failures.append(f"{where}: step {wanted[-1]} was acknowledged, restorable is {loaded and loaded.step}")
-    report.failures.extend(f"{where}: step {step} counts as complete: {error}" for step, error in found.items() if error is not None)
-    report.failures.extend(f"{where}: acknowledged and kept step {step} is gone" for step in wanted if step not in found)
-    report.failures.extend(f"{where}: {problem.path}: {problem.error}" for problem in problems)
+        report.lost.append(f"{where}: step {wanted[-1]} was acknowledged, restorable is {loaded and loaded.step}")
+    report.damaged.extend(f"{where}: step {step} counts as complete: {error}" for step, error in found.items() if error is not None)
+    report.lost.extend(f"{where}: acknowledged and kept step {step} is gone" for step in wanted if step not in found)
+    report.damaged.extend(f"{where}: {problem.path}: {problem.error}" for problem in problems)
     return {step for step, error in found.items() if error is None}

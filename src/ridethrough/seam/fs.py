@@ -267,6 +267,9 @@ class PosixFileSystem:
             try:
                 # Without this a rename, create or remove may be undone by a power cut.
                 os.fsync(descriptor)
+                # On an XFS that has shut itself down (its disk failed) fsync of a directory that was opened before says yes to
+                # what is lost. Opening it again tells.
+                os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             finally:
                 os.close(descriptor)
 

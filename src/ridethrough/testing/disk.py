@@ -110,11 +110,19 @@ class LoopDisk:
 
         Args:
             options: Mount options from now on; as before unless given.
+
+        Raises:
+            Internal: What is mounted is still the file system that was cut.
         """
         self.unmount()
         if options is not None:
             self.options = options
         self._mount()
+        try:
+            os.listdir(self.path)
+        except OSError as error:
+            # Nothing was replayed, and whoever reads on would take that for a loss.
+            raise Internal(detail=f"{self.path} is still cut: another mount namespace holds a copy of the mount") from error
 
     def close(self) -> None:
         """Nothing is left of it: no mount, no loop device, no file. Idempotent."""
