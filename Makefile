@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo matrix detect test lint bench crash fuzz docs wheelhouse clean
+.PHONY: help setup system demo matrix detect test lint bench crash fuzz survival docs wheelhouse clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,13 @@ crash: setup ## cut the save path everywhere: every legal state in a model, ever
 
 fuzz: setup ## damaged and hostile bytes for every reader: crash, hang, memory, code, lies
 	$(BIN)/python bench/fuzz.py --minutes 10
+
+# A virtual environment of its own: other engines are large, and one that cannot be installed is a row with its reason.
+survival: system ## the same power cuts on the checkpoints of other engines, beside ours
+	$(PYTHON) -m venv build/survival-venv
+	build/survival-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	-grep -v '^#' bench/survival-requirements.txt | xargs -n 1 build/survival-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c bench/survival-requirements.txt
+	build/survival-venv/bin/python bench/survival.py
 
 docs: $(READY) ## regenerate the generated pages and check every link
 	$(BIN)/python docs/generate.py

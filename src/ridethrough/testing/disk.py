@@ -99,7 +99,7 @@ class LoopDisk:
                 return
             # A process killed a moment ago may still hold a file open.
             code, _ = run_captured(["umount", self.path], timeout_s=_COMMAND_S)
-            self._is_mounted = code != 0 and os.path.ismount(self.path)
+            self._is_mounted = code != 0 and _is_listed(self.path)
             if self._is_mounted and left:
                 clock.sleep(0.02)
         if self._is_mounted:
@@ -149,3 +149,9 @@ def _run(*argv: str) -> str:
     if code:
         raise Internal(detail=f"{' '.join(argv)} ended with {code}")
     return output
+
+
+def _is_listed(path: str) -> bool:
+    """The kernel lists it as mounted. Not `ismount`: of an XFS that has shut down nobody can `lstat` the root."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        return any(line.split()[1] == path.replace(" ", "\\040") for line in file)
