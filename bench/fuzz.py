@@ -22,6 +22,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import tracemalloc
@@ -63,12 +64,13 @@ class Hang(BaseException):
 class Watch:
     """What a reader does to the world while it reads."""
 
-    is_armed: bool = False
+    thread: int | None = None
+    """Which reads now; None if none does. What others do, left from other tests in this process, is not the reader's."""
     allowed: tuple[str, ...] = ()
     events: list[str] = field(default_factory=list)
 
     def hear(self, event: str, details: tuple[Any, ...]) -> None:
-        if self.is_armed and event.startswith(_FORBIDDEN) and not event.startswith(self.allowed or ("\0",)):
+        if self.thread == threading.get_ident() and event.startswith(_FORBIDDEN) and not event.startswith(self.allowed or ("\0",)):
             self.events.append(f"{event} {repr(details)[:100]}")
 
 
@@ -126,11 +128,11 @@ def try_input(reader: fuzz_readers.Reader, data: bytes) -> Outcome:
     spent_s = 0.0
     try:
         with _time_limit():
-            _watch.is_armed = True
+            _watch.thread = threading.get_ident()
             try:
                 result = reader.read(data)
             finally:
-                _watch.is_armed = False
+                _watch.thread = None
                 spent_s = time.process_time() - begin_s
     except KeyboardInterrupt:
         raise
