@@ -98,6 +98,11 @@ def part_stem(part: str, node: str, nonce: str) -> str:
     return f"{part}~{node}-{nonce[:8]}"
 
 
+def seal_name(payload_name: str) -> str:
+    """The file that seals a payload."""
+    return payload_name.removesuffix(".safetensors") + ".seal"
+
+
 def parse_part_file(name: str) -> PartFile | None:
     """The parts of a payload's or seal's name, or None."""
     found = _PART.fullmatch(name)

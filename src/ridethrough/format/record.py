@@ -68,7 +68,7 @@ def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
     if hashlib.sha256(body).hexdigest().encode() != data[end + len(_MIDDLE) : end + len(_MIDDLE) + 64]:
         raise Damaged(path=path, detail="its own checksum does not match")
     try:
-        fields = json.loads(body, parse_constant=_refuse)
+        fields = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise Damaged(path=path, detail="the record is not JSON") from error
     if not isinstance(fields, dict) or type(fields.get("format")) is not int or not 1 <= fields["format"] < _FORMAT_LIMIT:
@@ -104,5 +104,10 @@ def identity(fields: dict[str, Any], name: str, *, path: str) -> str:
     return value
 
 
-def _refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """For `json.loads`, which else takes NaN and Infinity.
+
+    Raises:
+        ValueError: Always.
+    """
     raise ValueError(f"{constant} is not JSON")

@@ -24,6 +24,7 @@ from typing import Any
 import xxhash
 
 from ridethrough.errors import Damaged, shown
+from ridethrough.format import record
 from ridethrough.format.layout import rank_part
 from ridethrough.snapshot.placement import REPLICA_LIMIT_BYTES
 from ridethrough.types import AttemptRef
@@ -231,16 +232,12 @@ class Session:
         begin = _MAC_BYTES + _LENGTH.size
         end = begin + _LENGTH.unpack_from(view, _MAC_BYTES)[0]
         try:
-            head = json.loads(body[begin:end], parse_constant=_refuse, parse_float=_finite)
+            head = json.loads(body[begin:end], parse_constant=record.refuse_constant, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise Damaged(path="frame", detail="its head is not JSON") from error
         if not isinstance(head, dict):
             raise Damaged(path="frame", detail="its head is not an object")
         return head, view[end:]
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _finite(text: str) -> float:

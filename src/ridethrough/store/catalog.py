@@ -240,11 +240,6 @@ def read_seals(fs: FileSystem, run_dir: str, dir_name: str) -> tuple[Seal, ...]:
     return tuple(_read_seals(fs, os.path.join(run_dir, dir_name), []))
 
 
-def seal_name(payload_name: str) -> str:
-    """The file that seals a payload."""
-    return payload_name.removesuffix(".safetensors") + ".seal"
-
-
 def read_seal(fs: FileSystem, run_dir: str, dir_name: str, outline: Seal) -> Seal:
     """The seal whose outline is known from an earlier reading.
 
@@ -252,7 +247,7 @@ def read_seal(fs: FileSystem, run_dir: str, dir_name: str, outline: Seal) -> Sea
         Damaged: It is not what it was.
         StorageUnreachable: It cannot be read now.
     """
-    path = os.path.join(dir_name, seal_name(outline.payload_name))
+    path = os.path.join(dir_name, layout.seal_name(outline.payload_name))
     try:
         seal = seal_format.decode(_read(fs, os.path.join(run_dir, path)), path=path)
     except (FileNotFoundError, NotADirectoryError):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import xxhash
 
 from ridethrough.errors import Damaged, RideThroughError, StorageUnreachable
-from ridethrough.format import part
+from ridethrough.format import layout, part
 from ridethrough.format.seal import Seal
 from ridethrough.seam.fs import FileSystem
-from ridethrough.store.catalog import Checkpoint, seal_name
+from ridethrough.store.catalog import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def check_seal(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal) -> None:
         Damaged: It is not.
         StorageUnreachable: It cannot be read now.
     """
-    shown = os.path.join(dir_name, seal_name(seal.payload_name))
+    shown = os.path.join(dir_name, layout.seal_name(seal.payload_name))
     expected = seal.encode()
     try:
         found = fs.read(os.path.join(run_dir, shown), max_bytes=2 * len(expected), past_cache=True)

@@ -116,7 +116,7 @@ class RunWriter:
             directory = os.path.join(self._run_dir, layout.step_dir(seal.step, seal.save_id))
             # The disk that refused the save may refuse this too; retention removes what stays behind.
             with contextlib.suppress(RideThroughError, OSError):
-                self._fs.remove(os.path.join(directory, seal.payload_name.removesuffix(".safetensors") + ".seal"))
+                self._fs.remove(os.path.join(directory, layout.seal_name(seal.payload_name)))
                 self._fs.sync_dir(directory)  # never a seal without its payload
                 self._fs.remove(os.path.join(directory, seal.payload_name))
 
