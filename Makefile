@@ -57,7 +57,7 @@ crash: setup ## cut the save path everywhere: every legal state in a model, ever
 		RIDETHROUGH_CRASH=full $(BIN)/python -m pytest -p no:randomly -s tests/crash/test_crash_full.py tests/store/test_cuts.py tests/store/test_live_cuts.py tests/store/test_block_cuts.py tests/store/test_long_run.py
 	@$(BIN)/python bench/figures.py crash build/crash-rows.json
 
-fuzz: setup ## damaged and hostile bytes for every reader: crash, hang, memory, code, lies
+fuzz: setup ## ten minutes of damaged and hostile bytes for every reader, one a core: crash, hang, memory, code, lies
 	$(BIN)/python bench/fuzz.py --minutes 10
 
 # A virtual environment of its own: other engines are large, and one that cannot be installed is a row with its reason.

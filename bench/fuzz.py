@@ -4,7 +4,7 @@ Each input follows from the seed: real files and messages, mutated with a sense 
 again. Inputs that a reader refuses at a place where none was refused before are kept and mutated further. A failure is
 written to build/fuzz/ and ends with status 1; `--replay FILE --reader NAME` shows it again.
 
-    python bench/fuzz.py --minutes 10 --seed 7
+    python bench/fuzz.py --minutes 10 --seed 7            each reader for ten minutes, one process per core
     python bench/fuzz.py --reader seal --inputs 5000
 """
 
@@ -27,6 +27,7 @@ import time
 import traceback
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -259,7 +260,7 @@ def _child(names: list[str], seed: int, inputs: int | None, seconds: float | Non
 def _run_child(names: list[str], arguments: argparse.Namespace, seconds: float | None) -> list[dict[str, Any]]:
     """The rows of a process of its own: a reader that kills the interpreter is a finding and not the end."""
     _BUILD.mkdir(parents=True, exist_ok=True)
-    last = _BUILD / f"last-{os.getpid()}.bin"
+    last = _BUILD / f"last-{os.getpid()}-{names[0]}.bin"
     last.write_bytes(bytes(_LAST_BYTES))
     command = [sys.executable, __file__, "--child", str(last), "--seed", str(arguments.seed)]
     command += [f"--reader={name}" for name in names]
@@ -315,7 +316,7 @@ def _figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzzes every reader of bytes that may be damaged or hostile.")
-    parser.add_argument("--minutes", type=float, default=2.0, help="for all readers together")
+    parser.add_argument("--minutes", type=float, default=0.1, help="for each reader")
     parser.add_argument("--inputs", type=int, help="so many for each reader, instead of minutes")
     parser.add_argument("--seed", type=int, help="drawn and printed unless given")
     parser.add_argument("--reader", action="append", help="only this one; may be given several times")
@@ -339,12 +340,17 @@ def main() -> int:
     if arguments.inputs is not None:
         rows = _run_child(names, arguments, None)
     else:
-        for name in names:
-            rows += _run_child([name], arguments, arguments.minutes * 60 / len(names))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for found in pool.map(lambda name: _run_child([name], arguments, arguments.minutes * 60), names):
+                rows += found
+                for row in found:
+                    print(f"{row['reader']}: {row['inputs']} inputs, {len(row['failures'])} failures", file=sys.stderr, flush=True)
     print(_table(rows))
-    failures = [(row["reader"], found) for row in rows for found in row["failures"]]
-    for name, found in failures:
-        print(f"\n{name}: {found['failure']}\n  seed {found['seed']}, input {found.get('number', '?')}: {found.get('file') or found['hex']}")
+    failures = [(row["reader"], failure) for row in rows for failure in row["failures"]]
+    for name, failure in failures:
+        print(
+            f"\n{name}: {failure['failure']}\n  seed {failure['seed']}, input {failure.get('number', '?')}: {failure.get('file') or failure['hex']}"
+        )
     print(f"\nseed: {arguments.seed}   inputs: {sum(row['inputs'] for row in rows)}   failures: {len(failures)}")
     if arguments.rows:
         Path(arguments.rows).write_text(json.dumps(rows), encoding="utf-8")

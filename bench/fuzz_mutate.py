@@ -48,6 +48,9 @@ class Raw:
     def __init__(self, text: bytes) -> None:
         self.text = text
 
+    def __repr__(self) -> str:  # without an address: inputs are made of it
+        return f"Raw({self.text!r})"
+
 
 class Pairs(list[list[Any]]):
     """A JSON object whose keys may come twice and in any order."""
@@ -189,7 +192,7 @@ class Mutator:
         rng = self._rng
         data = rng.choice(pool)
         for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 6))):
-            data = self._change(data, rng.choice(pool))
+            data = self._change(data, rng.choice(pool))[: 2 * _MOST_BYTES]  # several of them multiply
         return data[: min(limit_bytes, _MOST_BYTES)]
 
     def _change(self, data: bytes, other: bytes) -> bytes:

@@ -44,6 +44,7 @@ from ridethrough.types import AttemptRef, Parent
 GOLDEN = Path(__file__).parents[1] / "tests" / "data" / "format1" / "exp001"
 RECORD_ERRORS = (Damaged, FormatTooNew, ForeignRecord)
 FILE_EVENTS = ("open", "os.")
+_COPIED_BYTES = 50_000
 _FILE_BYTES = 300_000
 _RECORD = mutate.Record()
 KEY, SCOPE = bytes(range(32)), "run"
@@ -188,7 +189,7 @@ def read_seal(data: bytes) -> seal.Seal:
     assert layout.parse_step_dir(layout.step_dir(found.step, found.save_id)) == (found.step, found.save_id[:8])
     sum(spec.end - spec.begin for spec in found.tensors)
     hash((found.run_uid, found.attempt, found.parent, found.save_id, found.part, found.node, found.roster_digest))
-    with contextlib.suppress(ValueError):  # 1e999 is infinity once it is read, and is not written
+    if len(data) < _COPIED_BYTES:  # the copy would count as memory that the reader takes
         assert seal.decode(found.encode(), path="again").payload_digest == found.payload_digest
     return found
 

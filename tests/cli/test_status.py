@@ -114,6 +114,12 @@ def test_a_save_that_takes_minutes_is_an_alarm_and_one_that_takes_seconds_is_non
     assert _alarms({}, answer, {}, {}, 1090.0) == ["the save of step 30 has been writing for 90 s: storage does not answer, or is slow"]
 
 
+def test_a_save_where_the_last_one_took_minutes_is_given_as_many() -> None:
+    answer = {"busy": {"step": 30, "phase": "writing", "since_s": 1000.0}, "save_s": 200.0}
+    assert _alarms({}, answer, {}, {}, 1500.0) == []
+    assert len(_alarms({}, answer, {}, {}, 1601.0)) == 1
+
+
 def test_private_parts_that_no_other_node_can_hold_are_an_alarm() -> None:
     assert _alarms({}, {}, {"too_large": [3, 4]}, {}, 0.0) == [
         "private parts of rank 3, 4 are above 256 KiB: no other node holds them before they are saved"

@@ -164,6 +164,34 @@ def test_a_checksummed_body_that_is_not_a_record_is_damaged(body: bytes) -> None
         record.decode("run", data, path="run.json")
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_a_record_that_could_not_be_written_again_is_damaged() -> None:
+    assert record.decode("run", record.encode("run", {"deep": nested(record.MAX_DEPTH - 1)}), path="x")
+    for levels in (record.MAX_DEPTH, 450):
+        with pytest.raises(Damaged, match="nested more than 400 deep"):
+            record.decode("run", record.encode("run", {"deep": nested(levels)}), path="x")
+
+
+def test_a_wide_record_is_no_deep_one() -> None:
+    fields = {"wide": [[{"x": [1]}] for _ in range(1000)]}
+    assert record.decode("run", record.encode("run", fields), path="x")["wide"] == fields["wide"]
+
+
+def test_a_number_too_large_for_a_float_is_damaged_and_not_infinity() -> None:
+    import hashlib
+
+    body = b'{"format":1,"kind":"run","loss":1e999}'
+    data = b'{"record": ' + body + b',\n"sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+    with pytest.raises(Damaged):
+        record.decode("run", data, path="x")
+
+
 def test_unknown_fields_of_the_same_format_are_ignored() -> None:
     fields = {**json.loads(RUN.encode())["record"], "new_in_1_1": [1, 2]}
     assert Run.decode(record.encode("run", fields), path="run.json") == RUN

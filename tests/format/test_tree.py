@@ -142,6 +142,17 @@ def test_a_structure_that_contains_itself_is_refused_not_a_crash() -> None:
         tree.encode(loop, "state", leaf)
 
 
+def test_the_deepest_state_that_is_taken_fits_into_a_record() -> None:
+    value: Any = 1
+    for level in range(tree._MAX_DEPTH):
+        value = {level: value}  # a key that is no string: three levels of JSON
+    encoded = tree.encode(value, "state", leaf)
+    found = record.decode("run", record.encode("run", {"tree": {"objects": {"x": encoded}}}), path="x")
+    assert tree.decode(found["tree"]["objects"]["x"], no_tensor, path="x") == value
+    with pytest.raises(StateNotExpressible):
+        tree.encode({0: value}, "state", leaf)
+
+
 HOSTILE: list[Any] = [
     {"~": "pickle", "v": "gASVFAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOU"},
     {"~": "unknown", "v": 1},

@@ -24,6 +24,7 @@ from ridethrough.snapshot.plan import Plan
 from ridethrough.store.retain import Retention
 from ridethrough.supervisor.directive import Directive, Stage
 from ridethrough.supervisor.loop import Supervisor
+from ridethrough.supervisor.record import Pen
 from ridethrough.supervisor.settings import Settings
 from ridethrough.testing import FakeClock
 from ridethrough.types import AttemptRef
@@ -56,6 +57,21 @@ class FakeKeeper(FakeLink):
 
     def count(self, op: str) -> int:
         return sum(asked == op for asked, _ in self.asked)
+
+
+class Notes(Pen):
+    """What was noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+
+    def note(self, kind: str, **data: Any) -> bool:
+        self.noted.append((kind, data))
+        return True
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [data for noted, data in self.noted if noted == kind]
 
 
 @pytest.fixture
@@ -220,6 +236,39 @@ def rounds(found: Supervisor, keeper: FakeKeeper, op: str) -> dict[str, Any]:
         found.round()
         time.sleep(0.01)
     return next(fields for asked, fields in keeper.asked if asked == op)
+
+
+def test_save_at_which_storage_hangs_is_on_record_once_and_stops_nothing(keeper: FakeKeeper) -> None:
+    clock, notes = FakeClock(), Notes()
+    found = Supervisor(PosixFileSystem(), clock, keeper, Settings(argv=("train",)), pen=notes)  # type: ignore[arg-type]
+    found.round()
+    began_s = clock.monotonic_s()
+    keeper.board(links.PERSIST).write({"busy": {"step": 30, "phase": "writing", "since_s": began_s}, "durable": {"launch": 1, "step": 20}})
+    while clock.monotonic_s() < began_s + 59:
+        found.round()
+        clock.sleep(1.0)
+    assert notes.of("save.overdue") == []
+    while clock.monotonic_s() < began_s + 600:
+        found.round()
+        clock.sleep(1.0)
+    [said] = notes.of("save.overdue")
+    assert said["waited_s"] < 62
+    assert (said["step"], said["phase"], said["durable_step"]) == (30, "writing", 20)
+    assert keeper.count("signal") == 0
+    assert found.directive.stage is Stage.RUNNING
+
+
+def test_each_save_that_hangs_is_on_record(keeper: FakeKeeper) -> None:
+    clock, notes = FakeClock(), Notes()
+    found = Supervisor(PosixFileSystem(), clock, keeper, Settings(argv=("train",)), pen=notes)  # type: ignore[arg-type]
+    found.round()
+    for step in (30, 40):
+        keeper.board(links.PERSIST).write({"busy": {"step": step, "phase": "verifying", "since_s": clock.monotonic_s()}})
+        clock.sleep(70.0)
+        found.round()
+        keeper.board(links.PERSIST).write({"busy": None})
+        found.round()
+    assert [said["step"] for said in notes.of("save.overdue")] == [30, 40]
 
 
 def test_key_that_others_can_read_ends_the_command_as_a_mistake(keeper: FakeKeeper, tmp_path: Path) -> None:

@@ -19,13 +19,12 @@ from ridethrough.snapshot.address import find_socket
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.placement import REPLICA_LIMIT_BYTES
 from ridethrough.snapshot.plan import first_save
+from ridethrough.supervisor.policy import save_deadline_s
 
 _STORAGE_S = 1.2
 """Longer than any healthy listing; with the keeper's answer it stays under two seconds."""
 _KEEPER_S = 0.5
 _SILENT_S = 2.0
-_SLOW_SAVE_S = 60.0
-"""In one phase of a save; gigabytes a rank take seconds."""
 _STRAY = 20
 """Refused packets below this are those of starts and restarts."""
 _RANKS = (
@@ -194,7 +193,7 @@ def _nodes(control: dict[str, Any]) -> dict[str, Any] | None:
 def _alarms(helpers: dict[str, Any], answer: dict[str, Any], copies: dict[str, Any], control: dict[str, Any], now_s: float) -> list[str]:
     alarms = [f"the {role} is being restarted" for role, h in helpers.items() if not h["is_alive"]]
     busy = answer.get("busy")
-    if busy and now_s - busy["since_s"] > _SLOW_SAVE_S:
+    if busy and now_s - busy["since_s"] > save_deadline_s(answer.get("save_s")):
         alarms.append(
             f"the save of step {busy['step']} has been {busy['phase']} for {now_s - busy['since_s']:.0f} s: storage does not answer, or is slow"
         )

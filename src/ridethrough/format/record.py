@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from typing import Any
 
@@ -26,6 +27,10 @@ _IDENTITY = re.compile(r"[ -~]{0,128}")
 _FORMAT_LIMIT = 1 << 31
 MAX_BYTES = 256 << 20
 """No record of a run of 131,072 ranks comes near; a larger file is not one of ours."""
+
+
+MAX_DEPTH = 400
+"""Levels of lists and objects in a record. Python reads about 1,000, but then cannot write them again."""
 
 
 def canonical(value: Any) -> bytes:
@@ -68,9 +73,11 @@ def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
     if hashlib.sha256(body).hexdigest().encode() != data[end + len(_MIDDLE) : end + len(_MIDDLE) + 64]:
         raise Damaged(path=path, detail="its own checksum does not match")
     try:
-        fields = json.loads(body, parse_constant=refuse_constant)
+        fields = json.loads(body, parse_constant=refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(path=path, detail="the record is not JSON") from error
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(fields, MAX_DEPTH):
+        raise Damaged(path=path, detail=f"the record is nested more than {MAX_DEPTH} deep")
     if not isinstance(fields, dict) or type(fields.get("format")) is not int or not 1 <= fields["format"] < _FORMAT_LIMIT:
         raise Damaged(path=path, detail="the record has no format")
     if fields["format"] > FORMAT:
@@ -78,6 +85,22 @@ def decode(kind: str, data: bytes, *, path: str) -> dict[str, Any]:
     if fields.get("kind") != kind:
         raise ForeignRecord(path=path, detail=f"it is a {shown(fields.get('kind'))}, not a {kind!r}")
     return fields
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # 1e999 would come back as infinity, which JSON does not have
+        raise ValueError(f"{text} is no number")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        level = [inner for outer in level for inner in (outer.values() if type(outer) is dict else outer) if type(inner) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...], *, path: str) -> Any:

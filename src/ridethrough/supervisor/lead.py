@@ -22,7 +22,7 @@ _HEAR_FAR_S = 1.0
 """The same with other nodes: a beat may be lost and is sent again."""
 _OTHER_ENDS_S = 4.0
 """After one node's command has failed, the others get this long to tell what they saw: the first is not always the root."""
-_SAVE_DEADLINE_S = 120.0
+_SLOW_NODE_S = 120.0
 """A node that takes longer than this for a save has a dead mount: others write its parts."""
 _FLUSH_WAIT_S = 120.0
 _MUSTER_S = 1.0
@@ -340,7 +340,7 @@ class Lead:
         self._slow = {n: step for n, step in self._slow.items() if n in living and not saving.has_answered(living[n], step)}
         if current <= durable_step or saving.is_refused(directive, current) or not all(v.step >= current for v in living.values()):
             return directive
-        if self._waited_s(f"save {current}", scene) > _SAVE_DEADLINE_S:
+        if self._waited_s(f"save {current}", scene) > _SLOW_NODE_S:
             self._slow |= {n: current for n, v in living.items() if not saving.has_answered(v, current)}
         dark = {*self._absent(scene), *directive.dark}
         if dark == set(directive.dark) or not around.is_covered(dark):

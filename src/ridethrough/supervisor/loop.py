@@ -76,6 +76,8 @@ class Supervisor:
         self._survives: dict[str, int] = {}
         self._silent_s: dict[str, float | None] = {}
         self._surveyed_s = self._decided_s = float("-inf")
+        self._overdue: tuple[int, str] | None = None
+        """Step and phase of the save that is known to be overdue."""
         self._written: dict[str, Any] = {}
         self.directive = Directive.decode(self.memory.directive) if kept else self._first_word()
         self._encoded: Directive | None = None
@@ -276,6 +278,7 @@ class Supervisor:
         if fresh and self.directive.stage is Stage.RUNNING:  # later they die because we say so
             self.memory.dead_ranks.extend(fresh)
             self._pen.note("trainer.died", ranks=fresh, step=mine.step)
+        self._note_overdue_save()
         if mine.has_stepped and not self.memory.recovered and self._observer.plan is not None:
             # Once a launch, when every rank has made its first step: how long each phase of the start took.
             slowest = max(ranks, key=lambda r: r.times_s["first_step"])
@@ -289,6 +292,21 @@ class Supervisor:
             )
             self.memory.recovered = True
             self._note_return(mine, slowest.restored_step, is_lead=is_lead)
+
+    def _note_overdue_save(self) -> None:
+        """Said once for each phase that hangs: the persister, which could say more, is the one that is stuck."""
+        found = self._observer.overdue_save()
+        overdue = (found.step, found.phase) if found is not None else None
+        if found is not None and overdue != self._overdue:
+            durable_step = self._observer.saved_step()
+            self._pen.note(
+                "save.overdue",
+                step=found.step,
+                phase=found.phase,
+                waited_s=round(found.waited_s, 1),
+                durable_step=durable_step if durable_step >= 0 else None,
+            )
+        self._overdue = overdue
 
     def _note_return(self, mine: NodeView, restored_step: int, *, is_lead: bool) -> None:
         """The run goes on after all supervisors were gone, so nobody could open an incident: power, or a kill of everything."""

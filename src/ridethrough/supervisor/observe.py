@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridethrough.seam import process
 from ridethrough.seam.clock import Clock
@@ -19,6 +19,14 @@ from ridethrough.supervisor.view import End, NodePhase, NodeView, Refused, Seale
 _UNKILLABLE_S = 60.0
 _DEAD_LOOK_S = 0.2
 _OVER = (RankPhase.DONE, RankPhase.STOPPED, RankPhase.FAILED)
+
+
+class OverdueSave(NamedTuple):
+    """A save at which storage does not answer, or is slow."""
+
+    step: int
+    phase: str
+    waited_s: float
 
 
 class Observer:
@@ -87,6 +95,17 @@ class Observer:
     def saved_step(self) -> int:
         """The newest durable step of this keeper's life, -1 if none."""
         return int((self._persist.read().get("durable") or {}).get("step", -1))
+
+    def overdue_save(self) -> OverdueSave | None:
+        """The save that has been in one phase for longer than its deadline."""
+        answer = self._persist.read()
+        busy = answer.get("busy")
+        if not busy:
+            return None
+        waited_s = self._clock.monotonic_s() - float(busy["since_s"])
+        if waited_s <= policy.save_deadline_s(answer.get("save_s")):
+            return None
+        return OverdueSave(step=int(busy["step"]), phase=str(busy["phase"]), waited_s=waited_s)
 
     def dead_ranks(self) -> list[int]:
         """Ranks whose process is gone although they were not done."""

@@ -160,6 +160,8 @@ def next_action(verdict: Verdict, end: LaunchEnd, past: tuple[PastEnd, ...], *, 
 
 
 _OUTSIDE_S = 1800.0
+_SAVE_DEADLINE_S = 60.0
+"""Gigabytes a rank take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,11 @@ class Pace:
 def overdue_limit_s(pace: Pace) -> float:
     """How long a step may take before it is called overdue."""
     return 3 * pace.step_s_p99 + 1
+
+
+def save_deadline_s(last_save_s: float | None) -> float:
+    """How long one phase of a save may take before a person should know; the last save tells what this storage is like."""
+    return max(_SAVE_DEADLINE_S, 3 * (last_save_s or 0.0))
 
 
 def suspicion(pace: Pace, *, hang_s: float) -> str | None:

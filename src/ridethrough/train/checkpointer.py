@@ -16,10 +16,11 @@ from ridethrough.config import Config
 from ridethrough.errors import StepOrder, UsageError
 from ridethrough.format import layout
 from ridethrough.seam import process
+from ridethrough.seam.bounded import BoundedFileSystem
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.snapshot import link as names
-from ridethrough.snapshot.address import remember_alias
+from ridethrough.snapshot.address import real_path, remember_alias
 from ridethrough.snapshot.plan import Plan
 from ridethrough.snapshot.post import PartState
 from ridethrough.snapshot.ranks import RankPhase
@@ -34,6 +35,8 @@ from ridethrough.types import StateClass
 
 _DURATIONS = 256
 _ADAM_STATES = 2
+_LEAST_ANSWER_S = 5.0
+"""Storage that is only slow takes less for one call, whatever patience was asked for."""
 """Tensors of a parameter's size that the usual optimizers will create at their first step."""
 
 
@@ -56,7 +59,7 @@ class Checkpointer:
         mode: "min" or "max": which `monitor` is better.
         snapshot_every_n_steps: Steps between snapshots in memory; chosen from free memory if not given.
         fresh: Start at step 0 even where checkpoints exist.
-        storage_wait_s: How long to wait at start for storage that does not answer.
+        storage_wait_s: How long to wait at start for storage that answers with an error or not at all.
 
     Durability:
         A checkpoint counts as saved only when it is durable. Snapshots in memory survive the death
@@ -83,7 +86,7 @@ class Checkpointer:
         process.require_linux("ridethrough.Checkpointer")
         if every_n_train_steps < 1 or keep_last < 1 or mode not in ("min", "max") or (save_top_k and not monitor):
             raise UsageError(detail="Checkpointer: every_n_train_steps and keep_last are at least 1, mode is min or max, save_top_k needs monitor")
-        self.run_dir = os.path.realpath(run_dir)
+        self.run_dir = real_path(os.fspath(run_dir))
         remember_alias(os.fspath(run_dir), self.run_dir)
         self._every = every_n_train_steps
         self._experiment = experiment or os.path.basename(self.run_dir)
@@ -98,7 +101,7 @@ class Checkpointer:
         is_fresh = (fresh and not is_restart) or os.environ.get(names.FRESH_VARIABLE) == "1"
         self._wish = agreement.Wish(is_fresh=is_fresh, is_restart=is_restart)
         self._storage_wait_s = storage_wait_s
-        self._fs = PosixFileSystem()
+        self._fs = BoundedFileSystem(PosixFileSystem(), limit_s=max(storage_wait_s, _LEAST_ANSWER_S))
         self._clock = SystemClock()
         self._tracked: dict[str, state.Tracked] = {}
         self._group: Group | None = None
@@ -248,6 +251,7 @@ class Checkpointer:
             domains=neighbours.domains,
         )
         session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
+        self._fs.close()  # from here on storage is the persister's; a loader may fork
 
     def _remembered(self, config: Config) -> Memory:
         state_dir = process.state_dir()
