@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.catalog import read_catalog
 from ridethrough.store.retain import Found, Retention, Verdict, delete_checkpoint, plan, survey
 from ridethrough.store.start import require_newest
-from ridethrough.testing import RecordingFileSystem, SimpleStore, flip_bit, load_newest, save_once
+from ridethrough.testing import FakeClock, RecordingFileSystem, SimpleStore, flip_bit, load_newest, save_once
 from ridethrough.types import Parent
 
 
@@ -234,6 +235,26 @@ def test_saving_on_keeps_exactly_the_last_three(store: SimpleStore) -> None:
     for step in range(1, 8):
         assert save_once(store, step).is_verified
     assert sorted(n for n in os.listdir(store.run_dir) if n.startswith("step-")) == sorted(store.dir_name(step) for step in (5, 6, 7))
+
+
+@pytest.mark.parametrize("jump_days", [-400, -1, 0, 4000])
+def test_a_wall_clock_that_jumps_changes_nothing_of_what_is_kept_and_restored(store: SimpleStore, jump_days: int) -> None:
+    """Backwards, as after a power cut with an empty clock battery, or forwards; the times of the files jump with it."""
+    assert isinstance(store.clock, FakeClock)
+    for step in range(1, 4):
+        save_once(store, step)
+    store.clock.set_wall(store.clock.now_at() + datetime.timedelta(days=jump_days))
+    assert store.resume() == 3
+    for step in range(4, 7):
+        assert save_once(store, step).is_verified
+        for name in os.listdir(os.path.join(store.run_dir, store.dir_name(step))):
+            os.utime(os.path.join(store.run_dir, store.dir_name(step), name), (store.clock.now_at().timestamp(),) * 2)
+    loaded = load_newest(store.fs, store.run_dir)
+    assert loaded is not None
+    assert (loaded.step, store.is_true(loaded)) == (6, True)
+    kept = {name for name in os.listdir(store.run_dir) if name.startswith("step-")}
+    assert {store.dir_name(step) for step in (4, 5, 6)} <= kept
+    assert len(kept) == 4, "and the one that was resumed from"
 
 
 def test_the_checkpoint_an_attempt_resumed_from_is_kept(store: SimpleStore) -> None:
