@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from crash_mutants import MUTANTS, Mutant, run
 
@@ -11,6 +14,12 @@ def test_a_store_that_lacks_it_is_found_out(name: str) -> None:
     report = run(MUTANTS[name])
     assert report.wrong, f"nothing noticed: {name}"
     print(f"{name}\n{report}")
+
+
+def test_the_table_of_bugs_has_them_all_and_no_other() -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "crash.md"
+    table = page.read_text(encoding="utf-8").split("| BUG |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| (.+?) \|", table, re.M) == list(MUTANTS)
 
 
 SHAPES = sorted({(trace, mutant.parts) for mutant in MUTANTS.values() for trace in mutant.traces})
