@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ridethrough.errors import NothingRestorable, StateMismatch, StorageUnreachable
 from ridethrough.format import layout
+from ridethrough.format import seal as seal_format
 from ridethrough.format.seal import Seal
 from ridethrough.journal import Journal
 from ridethrough.seam.fs import PosixFileSystem
@@ -375,6 +376,24 @@ def test_a_seal_of_another_save_under_the_name_of_the_counted_one_is_a_damaged_c
                 counted.write_bytes(dataclasses.replace(other, payload_name=path.name).encode())
 
     room.fs["b"] = RecordingFileSystem(PosixFileSystem(), before=swap)
+    outcomes = chosen(room)
+    require(outcomes, 10)
+    assert {(copy.node, copy.part) for copy in outcomes[0].damaged} == {("b", REPLICATED)}
+
+
+def test_a_seal_that_asks_for_more_memory_when_it_is_read_again_is_a_damaged_copy(room: Room, disks: Disks) -> None:
+    disks.save(10, HOME)
+    counted = disks.path("b", 10, REPLICATED).with_suffix(".seal")
+    seal = seal_format.decode(counted.read_bytes(), path="x")
+    reads: list[str] = []
+
+    def grow(call: str, at: str) -> None:
+        if (call, at) == ("read", str(counted)):
+            reads.append(at)
+            if len(reads) == 2:
+                counted.write_bytes(dataclasses.replace(seal, payload_bytes=1 << 50, chunk_bytes=1 << 50, chunks=seal.chunks[:1]).encode())
+
+    room.fs["b"] = RecordingFileSystem(PosixFileSystem(), before=grow)
     outcomes = chosen(room)
     require(outcomes, 10)
     assert {(copy.node, copy.part) for copy in outcomes[0].damaged} == {("b", REPLICATED)}

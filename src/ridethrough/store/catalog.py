@@ -254,7 +254,7 @@ def read_seal(fs: FileSystem, run_dir: str, dir_name: str, outline: Seal) -> Sea
         raise Damaged(path=path, detail="the seal is missing") from None
     except (ForeignRecord, FormatTooNew) as error:
         raise Damaged(path=path, detail=f"it was a seal of ours before: {error}") from error
-    if any(getattr(seal, name) != getattr(outline, name) for name in ("save_id", "roster_digest", "part", "payload_name")):
+    if any(getattr(seal, name) != getattr(outline, name) for name in ("save_id", "roster_digest", "part", "payload_name", "payload_bytes")):
         raise Damaged(path=path, detail=f"it seals {seal.part!r} of step {seal.step} now, save {seal.save_id[:8]}")
     return seal
 
