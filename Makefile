@@ -28,8 +28,9 @@ demo: setup ## cut the power of a small training job on two nodes, show RTO, RPO
 	$(BIN)/ridethrough drill $$([ $$(id -u) = 0 ] && echo two-nodes || echo power-cut) --target-rto 180s --target-rpo-steps 20 --history build/drills --output build/drill.json
 	@$(BIN)/python bench/figures.py demo build/drill.json
 
-matrix: setup ## 40 cuts of three nodes in every phase and order of return, and every other drill of several nodes
+matrix: setup ## 40 cuts of three nodes in every phase and order of return, every other drill of several nodes, every sabotage
 	$(BIN)/python bench/matrix.py
+	CI=true RIDETHROUGH_SABOTAGE=full $(BIN)/python -m pytest tests/end_to_end/test_drill.py -k sabotaged
 
 detect: setup ## how soon a dead process and a silent node are noticed, beside plain torchrun; what healthy jobs survive
 	$(BIN)/python bench/detect.py
@@ -53,7 +54,7 @@ bench: setup ## what a snapshot and a durable save cost, as ratios to a plain co
 crash: setup ## cut the save path everywhere: every legal state in a model, every flush boundary of ext4, xfs and btrfs, live file systems
 	@mkdir -p build
 	@rm -f build/crash-rows.json
-	CI=true RIDETHROUGH_ROWS=build/crash-rows.json RIDETHROUGH_LONG_RUN_SAVES=10000 RIDETHROUGH_LIVE_CUTS=170 RIDETHROUGH_BLOCK_IMAGES=0 \
+	CI=true RIDETHROUGH_ROWS=build/crash-rows.json RIDETHROUGH_LONG_RUN_SAVES=10000 RIDETHROUGH_CUTS=200 RIDETHROUGH_LIVE_CUTS=170 RIDETHROUGH_BLOCK_IMAGES=0 \
 		RIDETHROUGH_CRASH=full $(BIN)/python -m pytest -p no:randomly -s tests/crash/test_crash_full.py tests/store/test_cuts.py tests/store/test_live_cuts.py tests/store/test_block_cuts.py tests/store/test_long_run.py
 	@$(BIN)/python bench/figures.py crash build/crash-rows.json
 

@@ -18,6 +18,9 @@ from ridethrough.drill import conduct
 from ridethrough.drill.compare import CLASSES, TraceLine
 from ridethrough.drill.scenario import SCENARIOS, find
 from ridethrough.errors import UsageError
+from ridethrough.types import StateClass
+
+SABOTAGED = (StateClass.DATA.value, StateClass.OPTIMIZER.value)
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -94,7 +97,8 @@ def test_a_run_that_goes_on_without_a_node_trains_on_every_sample_once() -> None
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+# The others differ in what the drill's trainee breaks, and not in the way to here: `make matrix` runs them all.
+@pytest.mark.parametrize("kind", CLASSES if os.environ.get("RIDETHROUGH_SABOTAGE") == "full" else SABOTAGED)
 def test_a_sabotaged_class_of_state_is_named(kind: str, reference: tuple[TraceLine, ...]) -> None:
     report = conduct.conduct(SCENARIOS["mid-step"], reference=reference, sabotage=kind, seed=7, say=print)
     assert not report.is_identical

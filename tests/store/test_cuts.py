@@ -1,4 +1,4 @@
-"""Two hundred power cuts of the save path on a real ext4 disk: nothing damaged is accepted, nothing durable is lost."""
+"""Power cuts of the save path on a real ext4 disk: nothing damaged is accepted, nothing durable is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rows import record
 
 pytestmark = pytest.mark.root
 
-CUTS = 200
+CUTS = int(os.environ.get("RIDETHROUGH_CUTS", "60"))
+"""`make crash` makes 200."""
+LEAST_INSIDE, LEAST_IN_A_PHASE = CUTS * 3 // 4, CUTS // 40
 SEED = int(os.environ.get("RIDETHROUGH_CUT_SEED", "20260728"))
 DISK_BYTES = 96 << 20
 
@@ -27,15 +29,15 @@ def test_no_cut_of_a_save_loses_a_durable_checkpoint_or_shows_a_damaged_one(tmp_
     fewest = min(report.phases[phase] for phase in PHASES if phase != "start")
     record(
         {"name": "cuts of the save path, ext4", "value": report.cuts, "unit": "cuts", "target": CUTS, "met": report.cuts == CUTS},
-        {"name": "inside a save", "value": report.inside_a_save, "unit": "cuts", "target": 150, "met": report.inside_a_save >= 150},
-        {"name": "fewest in a phase", "value": fewest, "unit": "cuts", "target": 5, "met": fewest >= 5},
+        {"name": "inside a save", "value": report.inside_a_save, "unit": "cuts", "target": LEAST_INSIDE, "met": report.inside_a_save >= LEAST_INSIDE},
+        {"name": "fewest in a phase", "value": fewest, "unit": "cuts", "target": LEAST_IN_A_PHASE, "met": fewest >= LEAST_IN_A_PHASE},
         {"name": "damaged accepted or durable lost", "value": len(report.failures), "unit": "cuts", "target": 0, "met": not report.failures},
     )
     assert report.failures == []
     assert report.cuts == CUTS
     assert report.acknowledged > CUTS
-    assert report.inside_a_save >= 150, report.table()
-    assert fewest >= 5, report.table()
+    assert report.inside_a_save >= LEAST_INSIDE, report.table()
+    assert fewest >= LEAST_IN_A_PHASE, report.table()
 
 
 def test_the_same_cuts_find_a_store_that_forgets_to_sync(tmp_path: Path) -> None:

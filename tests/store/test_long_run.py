@@ -17,7 +17,7 @@ from rows import record
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
-SAVES = int(os.environ.get("RIDETHROUGH_LONG_RUN_SAVES", "2500"))
+SAVES = int(os.environ.get("RIDETHROUGH_LONG_RUN_SAVES", "1200"))
 """`make crash` makes 10,000."""
 SEED = int(os.environ.get("RIDETHROUGH_LONG_RUN_SEED", "20260729"))
 DISK_BYTES = 1 << 30
