@@ -36,6 +36,10 @@ class BoundedFileSystem:
         self._limit_s = limit_s
         self._worker: _Worker | None = None
 
+    @property
+    def publishes_whole(self) -> bool:
+        return self._inner.publishes_whole
+
     def ask(self, path: str, doing: str, call: Callable[[], T]) -> T:
         """What the call returns or raises, or that it did not come back."""
         if self._worker is None:

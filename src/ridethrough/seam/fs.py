@@ -69,6 +69,10 @@ class Writer(Protocol):
 class FileSystem(Protocol):
     """What the store needs of storage. Paths are absolute strings."""
 
+    @property
+    def publishes_whole(self) -> bool:
+        """A file has its name only once all of it is durable (`Writer.sync`): there is no need to write it under another one first."""
+
     def create(self, path: str, size_bytes: int) -> Writer:
         """A new, empty file with `size_bytes` reserved; FileExistsError if the name is taken."""
 
@@ -169,6 +173,8 @@ def read_whole(fs: FileSystem, path: str, *, max_bytes: int, past_cache: bool = 
 
 class PosixFileSystem:
     """Local and network file systems mounted on Linux."""
+
+    publishes_whole = False
 
     def create(self, path: str, size_bytes: int) -> Writer:
         with translated(path, "create"):

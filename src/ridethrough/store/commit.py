@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +66,24 @@ def publish(fs: FileSystem, path: str, data: bytes) -> None:
         A cut at any instant leaves the old content, the new content, or a leftover with the
         suffix `.tmp` that no reader looks at.
     """
+    publish_stream(fs, path, len(data), pieces_of(memoryview(data)))
+
+
+def publish_stream(fs: FileSystem, path: str, size_bytes: int, pieces: Iterable[memoryview]) -> None:
+    """As `publish`, for what is too large to be held in memory.
+
+    Args:
+        fs: The tier.
+        path: The file.
+        size_bytes: Bytes of all pieces together.
+        pieces: The content, front to back; what it raises leaves the file as it was before.
+    """
+    if fs.publishes_whole:
+        _write_file(fs, path, size_bytes, pieces)
+        return
     temporary = f"{path}.{uuid.uuid4().hex[:8]}{layout.TEMPORARY}"
     try:
-        _write_file(fs, temporary, memoryview(data))
+        _write_file(fs, temporary, size_bytes, pieces)
         # After the data is durable: a rename that overtakes its data would publish an empty file.
         fs.rename(temporary, path)
     except BaseException:
@@ -77,11 +93,17 @@ def publish(fs: FileSystem, path: str, data: bytes) -> None:
     fs.sync_dir(os.path.dirname(path))
 
 
-def _write_file(fs: FileSystem, path: str, data: memoryview) -> None:
-    writer = fs.create(path, len(data))
+def pieces_of(data: memoryview) -> Iterator[memoryview]:
+    """The data in pieces that one call writes."""
+    for at in range(0, len(data), _WRITE_BYTES):
+        yield data[at : at + _WRITE_BYTES]
+
+
+def _write_file(fs: FileSystem, path: str, size_bytes: int, pieces: Iterable[memoryview]) -> None:
+    writer = fs.create(path, size_bytes)
     try:
-        for at in range(0, len(data), _WRITE_BYTES):
-            writer.write(data[at : at + _WRITE_BYTES])
+        for piece in pieces:
+            writer.write(piece)
         writer.sync()  # before the name means anything to a reader
     finally:
         writer.close()
@@ -136,7 +158,7 @@ def commit_part(fs: FileSystem, run_dir: str, save: PartSave) -> Seal:
     payload_path = os.path.join(directory, seal.payload_name)
     seal_path = os.path.join(directory, f"{stem}.seal")
     try:
-        _write_file(fs, payload_path, save.payload)
+        _write_file(fs, payload_path, len(save.payload), pieces_of(save.payload))
         # Without it a cut may keep the seal's name and lose the payload's: POSIX lets entries of a directory overtake each other.
         fs.sync_dir(directory)
         publish(fs, seal_path, seal.encode())

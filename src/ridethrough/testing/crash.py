@@ -33,6 +33,8 @@ class CrashFS:
         seed: For a timeline of its own.
     """
 
+    publishes_whole = False
+
     def __init__(
         self,
         *,

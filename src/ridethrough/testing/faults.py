@@ -38,6 +38,10 @@ class RecordingFileSystem:
         self._before = before
         self._after = after
 
+    @property
+    def publishes_whole(self) -> bool:
+        return self.inner.publishes_whole
+
     def enter(self, call: str, path: str) -> None:
         """Record the call, then run the first hook; subclasses put their fault here."""
         self.calls.append((call, path))
