@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -18,7 +19,8 @@ from faulty_disk import FaultyDisk
 from ridethrough.errors import StorageUnreachable
 from ridethrough.seam.bounded import BoundedFileSystem
 from ridethrough.seam.fs import PosixFileSystem
-from ridethrough.snapshot.address import real_path, remember_alias
+from ridethrough.snapshot.address import real_path
+from ridethrough.store.commit import publish
 from ridethrough.testing import ErrorOn, SimpleStore, load_newest
 
 LIMIT_S = 0.5
@@ -43,24 +45,54 @@ def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
         yield made
 
 
+def until(answer: Callable[[], Any]) -> Any:
+    """What comes back once an earlier call has."""
+    deadline_s = time.monotonic() + 20
+    while True:
+        try:
+            return answer()
+        except StorageUnreachable:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+Workers = Callable[[], list[threading.Thread]]
+
+
+@pytest.fixture
+def workers() -> Workers:
+    """Threads for storage that this test has begun and that still run."""
+    before = set(threading.enumerate())
+    return lambda: [thread for thread in threading.enumerate() if thread.name == "ridethrough-storage" and thread not in before]
+
+
+def descriptors() -> list[str]:
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return found
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_hangs_is_given_up_and_works_when_the_disk_answers(disk: FaultyDisk, name: str) -> None:
+def test_a_call_that_hangs_is_given_up_and_works_when_the_disk_answers(disk: FaultyDisk, workers: Workers, name: str) -> None:
     fs, path = BoundedFileSystem(PosixFileSystem(), limit_s=LIMIT_S), str(disk.path / "file")
     fs.append(path, b"text")
     disk.hang()
     began_s = time.monotonic()
-    with pytest.raises(StorageUnreachable, match=r"no answer within 0 s on .*: " + str(disk.path)):
+    with pytest.raises(StorageUnreachable, match=r"no answer within 0.5 s on .*: " + str(disk.path)):
         CALLS[name](fs, path)
     assert time.monotonic() - began_s < LIMIT_S + 2
     disk.heal()
+    until(lambda: fs.stat(str(disk.path)))
     fs.close()
-    fs.stat(str(disk.path))
+    assert workers() == []
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("call", ["write", "sync"])
-def test_a_writer_that_hangs_is_given_up(disk: FaultyDisk, call: str) -> None:
+def test_a_writer_that_hangs_is_given_up(disk: FaultyDisk, workers: Workers, call: str) -> None:
     fs = BoundedFileSystem(PosixFileSystem(), limit_s=LIMIT_S)
     writer = fs.create(str(disk.path / "file"), 10)
     writer.write(b"text")
@@ -68,7 +100,9 @@ def test_a_writer_that_hangs_is_given_up(disk: FaultyDisk, call: str) -> None:
     with pytest.raises(StorageUnreachable):
         {"write": lambda: writer.write(b"text"), "sync": writer.sync}[call]()
     disk.heal()
-    writer.close()
+    until(lambda: writer.close() or True)
+    fs.close()
+    assert workers() == []
 
 
 @pytest.mark.root
@@ -89,18 +123,35 @@ except StorageUnreachable as error:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(60)
-def test_a_path_on_a_disk_that_hangs_is_where_it_was_last(disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridethrough.snapshot.address._LOOK_UP_S", LIMIT_S)
-    (disk.path / "there").mkdir()
-    link = tmp_path / "run"
-    link.symlink_to(disk.path / "there")
-    remember_alias(str(link), real_path(str(link)))
+def test_a_path_on_a_disk_that_hangs_is_not_guessed(disk: FaultyDisk, tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(disk.path / "there")
     disk.hang()
-    assert real_path(str(link)) == str(disk.path / "there")
-    unknown = str(disk.path / "elsewhere")
-    assert real_path(unknown) == unknown
+    with pytest.raises(StorageUnreachable, match=r"no answer within 0\.5 s on look up"):
+        real_path(str(tmp_path / "run"), limit_s=LIMIT_S)
+
+
+def test_a_path_is_resolved_as_the_kernel_does(tmp_path: Path) -> None:
+    (tmp_path / "volume" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "volume" / "deep")
+    assert real_path(str(tmp_path / "link" / ".." / "run"), limit_s=30) == str(tmp_path / "volume" / "run")
+
+
+@pytest.mark.root
+def test_what_follows_a_call_that_hangs_is_refused_at_once_and_never_overtakes_it(disk: FaultyDisk, workers: Workers) -> None:
+    fs, path = BoundedFileSystem(PosixFileSystem(), limit_s=LIMIT_S), str(disk.path / "file")
+    disk.hang()
+    began_s = time.monotonic()
+    with pytest.raises(StorageUnreachable, match=r"no answer within 0\.5 s on create"):
+        publish(fs, path, b"text")  # which would also remove what it had begun
+    with pytest.raises(StorageUnreachable, match="create has not come back"):
+        fs.remove(path)
+    assert time.monotonic() - began_s < 3 * LIMIT_S
     disk.heal()
+    until(lambda: fs.list_dir(str(disk.path)))  # made after all, and closed
+    fs.remove(path + ".anything")
+    fs.close()
+    assert workers() == []
+    assert [name for name in descriptors() if name.startswith(str(disk.path))] == []
 
 
 def test_answers_and_errors_are_those_of_the_storage(tmp_path: Path) -> None:
@@ -117,12 +168,11 @@ def test_answers_and_errors_are_those_of_the_storage(tmp_path: Path) -> None:
         fs.stat(str(tmp_path / "absent"))
 
 
-def test_nothing_runs_beside_us_once_it_is_closed(tmp_path: Path) -> None:
-    before = threading.active_count()
+def test_nothing_runs_beside_us_once_it_is_closed(tmp_path: Path, workers: Workers) -> None:
     fs = BoundedFileSystem(PosixFileSystem(), limit_s=30)
     fs.stat(str(tmp_path))
-    assert threading.active_count() == before + 1
+    assert len(workers()) == 1
     fs.close()
-    assert threading.active_count() == before
+    assert workers() == []
     fs.stat(str(tmp_path))
     fs.close()

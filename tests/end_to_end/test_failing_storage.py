@@ -91,18 +91,30 @@ def test_every_fault_of_the_storage_costs_its_saves_and_nothing_else(disk: Fault
 
 
 def test_a_start_waits_for_storage_that_hangs_and_goes_on_when_it_answers(disk: FaultyDisk, tmp_path: Path) -> None:
-    job = job_on(disk, tmp_path, TRAINEE_STEPS="60", TRAINEE_WAIT_S="60")
+    """It hangs after the script has named its run, and before it restores."""
+    job = job_on(disk, tmp_path, TRAINEE_STEPS="60", TRAINEE_WAIT_S="60", TRAINEE_PAUSE_S="1")
     try:
         assert job.run() == 0, job.shown
         job.environment["TRAINEE_STEPS"] = "80"
-        disk.hang()
         job.start()
-        wait_for("the second start", lambda: len(job.trainer_pids()) == 2)
+        wait_for("the second start is built", lambda: len(list(job.tells.glob("built-*"))) == 2)
+        disk.hang()
         with pytest.raises(AssertionError, match="not within"):
-            wait_for("a step", lambda: len(job.restored()) == 2, deadline_s=3)
+            wait_for("a step", lambda: len(job.restored()) == 2, deadline_s=4)
         disk.heal()
         assert job.finish() == 0, job.shown
         assert job.restored() == [0, 60]
+    finally:
+        disk.heal()
+        job.close()
+
+
+def test_a_start_gives_up_storage_that_hangs_for_ever_and_names_it(disk: FaultyDisk, tmp_path: Path) -> None:
+    job = job_on(disk, tmp_path, TRAINEE_STEPS="20", TRAINEE_WAIT_S="10")
+    try:
+        disk.hang()
+        assert job.run() == 13, job.shown
+        assert f"no answer within 10 s on look up): {job.run_dir}" in job.shown
     finally:
         disk.heal()
         job.close()

@@ -108,6 +108,16 @@ def test_our_own_error_goes_before_the_traceback_it_prints(error: RideThroughErr
     assert (verdict.cause, verdict.exit_code) == (Cause.OURS, error.exit_code)
 
 
+def test_our_own_error_that_no_rank_could_report_is_known_by_its_traceback() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in <module>\n    ckpt = Checkpointer(run)\n'
+    raised = end(f"{trace}ridethrough.errors.StorageUnreachable: storage cannot be used now (no answer within 10 s on look up): /mnt/run\n")
+    verdict = classify(raised)
+    assert (verdict.cause, verdict.exit_code, verdict.is_retryable) == (Cause.OURS, 13, True)
+    assert verdict.detail.endswith("/mnt/run")
+    mistake = classify(end(f"{trace}ridethrough.errors.UsageError: keep_last is at least 1\n"))
+    assert mistake.cause is Cause.APPLICATION
+
+
 @given(st.text(max_size=2000), st.integers(-64, 255))
 def test_any_output_gets_a_verdict(text: str, status: int) -> None:
     assert isinstance(classify(end(text, status=status)), Verdict)

@@ -69,7 +69,7 @@ def command(run_dir: str | None, config_path: str | None, is_fresh: bool, hang_s
     loaded.require_common_key()
     run_dir = loaded.run
     settings = Settings(argv=argv, is_fresh=is_fresh, hang_s=hang_s, grace_s=grace_s, config=loaded)
-    real = real_path(run_dir) if run_dir else None
+    real = real_path(run_dir, limit_s=loaded.recovery.wait_for_nodes_s) if run_dir else None
     if run_dir and real:
         remember_alias(run_dir, real)
     code = keep(settings, run_dir=real, socket_path=new_socket_path())

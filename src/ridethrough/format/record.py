@@ -29,7 +29,7 @@ MAX_BYTES = 256 << 20
 """No record of a run of 131,072 ranks comes near; a larger file is not one of ours."""
 
 
-MAX_DEPTH = 400
+MAX_DEPTH = 640
 """Levels of lists and objects in a record. Python reads about 1,000, but then cannot write them again."""
 
 

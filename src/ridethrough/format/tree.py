@@ -37,7 +37,7 @@ Leaf = Callable[[str, Any], Any]
 
 _NUMPY_SCALAR = re.compile(r"[<>=|][biufc][0-9]{1,2}")
 _FEW = 1000
-_MAX_DEPTH = 100
+_MAX_DEPTH = 200
 """A mapping whose keys are no strings takes three levels of JSON: within `record.MAX_DEPTH`."""
 _MAX_INT_BITS = 8192
 """Python itself refuses to read decimal numbers of more than 4300 digits (14,284 bits)."""

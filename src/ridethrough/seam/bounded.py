@@ -6,22 +6,23 @@ for it can go away.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ridethrough.errors import StorageUnreachable
+from ridethrough.errors import StorageError, StorageUnreachable
 from ridethrough.seam.fs import FileStat, FileSystem, Usage, Writer
 
 T = TypeVar("T")
 
 
 class BoundedFileSystem:
-    """A file system of which every call ends within `limit_s`.
+    """A file system of which every call ends within `limit_s`. For one thread at a time.
 
     A call that was given up may still be made later, while this process lives: whoever is told so must treat it as a
-    power cut does, done or not.
+    power cut does, done or not. Until it has come back every other call is refused at once, so that none overtakes it.
 
     Args:
         inner: Where the calls go.
@@ -42,20 +43,19 @@ class BoundedFileSystem:
 
     def ask(self, path: str, doing: str, call: Callable[[], T]) -> T:
         """What the call returns or raises, or that it did not come back."""
-        if self._worker is None:
-            self._worker = _Worker()
-        worker, self._worker = self._worker, None
-        answer = worker.ask(call, self._limit_s)
+        worker = self._worker = self._worker or _Worker()
+        if not worker.is_free():
+            raise StorageUnreachable(path=path, detail=f"{worker.doing} has not come back, so no {doing}")
+        answer = worker.ask(call, doing, self._limit_s)
         if answer is None:
-            raise StorageUnreachable(path=path, detail=f"no answer within {self._limit_s:.0f} s on {doing}")
-        self._worker = worker  # not one that hangs, nor one whose answer nobody waited for
+            raise StorageUnreachable(path=path, detail=f"no answer within {self._limit_s:g} s on {doing}")
         found, error = answer
         if error is not None:
             raise error
         return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """No thread of ours is left but those that hang. Another call may follow all the same."""
+        """No thread of ours is left; one that hangs ends when its call comes back. Another call may follow all the same."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
@@ -114,24 +114,38 @@ class _Worker:
     """A thread that makes one call after the other."""
 
     def __init__(self) -> None:
+        self.doing = ""
+        self._is_awaited = False
+        """An answer is still to come that nobody waits for any more."""
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         # A daemon: a call that never comes back must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="ridethrough-storage", daemon=True)
         self._thread.start()
 
-    def ask(self, call: Callable[[], Any], limit_s: float) -> tuple[Any, BaseException | None] | None:
+    def is_free(self) -> bool:
+        """No call is under way: what came of one that was given up is dropped."""
+        if self._is_awaited:
+            with contextlib.suppress(queue.Empty):
+                _drop(self._answers.get_nowait()[0])
+                self._is_awaited = False
+        return not self._is_awaited
+
+    def ask(self, call: Callable[[], Any], doing: str, limit_s: float) -> tuple[Any, BaseException | None] | None:
         """What came of the call: a result or an error; None if nothing did in time."""
+        self.doing, self._is_awaited = doing, True
         self._calls.put(call)
-        try:
-            return self._answers.get(timeout=limit_s)
-        except queue.Empty:
-            return None
+        with contextlib.suppress(queue.Empty):
+            answer = self._answers.get(timeout=limit_s)
+            self._is_awaited = False
+            return answer
+        return None
 
     def end(self) -> None:
-        """It has answered, and is gone."""
+        """The thread is gone, or will be when its call comes back."""
         self._calls.put(None)
-        self._thread.join()
+        if self.is_free():
+            self._thread.join()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -139,3 +153,9 @@ class _Worker:
                 self._answers.put((call(), None))
             except BaseException as error:  # noqa: BLE001  raised where the call was asked for
                 self._answers.put((None, error))
+
+
+def _drop(found: Any) -> None:
+    if hasattr(found, "close"):  # a file that was made after all
+        with contextlib.suppress(StorageError):
+            found.close()

@@ -6,16 +6,12 @@ import contextlib
 import os
 import uuid
 
-from ridethrough.errors import StorageUnreachable
 from ridethrough.seam import process
 from ridethrough.seam.bounded import BoundedFileSystem
 from ridethrough.seam.clock import boot_id
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.commit import ensure_dir, publish
 from ridethrough.store.start import run_key
-
-_LOOK_UP_S = 10.0
-"""Longer than any mount needs that only is slow."""
 
 
 def _directory(name: str) -> str:
@@ -45,23 +41,17 @@ def log_path(run_dir: str) -> str:
     return os.path.join(_directory("logs"), f"{run_key(run_dir)}.log")
 
 
-def real_path(path: str) -> str:
-    """The run's directory without links; of a disk that hangs: where it was last, if this node knows, else as given."""
-    given = os.path.abspath(path)
-    storage = BoundedFileSystem(PosixFileSystem(), limit_s=_LOOK_UP_S)
+def real_path(path: str, *, limit_s: float) -> str:
+    """The run's directory without links.
+
+    Raises:
+        StorageUnreachable: The disk does not answer within `limit_s`. A guess would give one run two names, and two locks.
+    """
+    storage = BoundedFileSystem(PosixFileSystem(), limit_s=limit_s)
     try:
-        return storage.ask(given, "look up", lambda: os.path.realpath(given))
-    except StorageUnreachable:
-        return _alias(given) or given  # whoever reads there next says what is wrong
+        return storage.ask(os.path.abspath(path), "look up", lambda: os.path.realpath(path))
     finally:
         storage.close()  # whoever asks may be about to fork
-
-
-def _alias(path: str) -> str | None:
-    alias = os.path.join(process.state_dir(), "aliases", run_key(path))
-    with contextlib.suppress(FileNotFoundError), open(alias, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
-    return None
 
 
 def remember_alias(path: str, run_dir: str) -> None:
@@ -72,7 +62,10 @@ def remember_alias(path: str, run_dir: str) -> None:
 
 def find_socket(run_dir: str) -> str | None:
     """Where the keeper of a run answers, None if none lives; never touches the run directory."""
-    path = os.path.join(process.state_dir(), "locks", f"{run_key(_alias(run_dir) or run_dir)}.lock")
+    alias = os.path.join(process.state_dir(), "aliases", run_key(run_dir))
+    with contextlib.suppress(FileNotFoundError), open(alias, encoding="utf-8", errors="surrogateescape") as file:
+        run_dir = file.read()
+    path = os.path.join(process.state_dir(), "locks", f"{run_key(run_dir)}.lock")
     with contextlib.suppress(OSError, ValueError, IndexError):  # no lock, or one that was never filled in: nobody keeps the run
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")

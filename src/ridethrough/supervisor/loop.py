@@ -294,7 +294,7 @@ class Supervisor:
             self._note_return(mine, slowest.restored_step, is_lead=is_lead)
 
     def _note_overdue_save(self) -> None:
-        """Said once for each phase that hangs: the persister, which could say more, is the one that is stuck."""
+        """Said when a phase has begun to hang: the persister, which could say more, is the one that is stuck."""
         found = self._observer.overdue_save()
         overdue = (found.step, found.phase) if found is not None else None
         if found is not None and overdue != self._overdue:

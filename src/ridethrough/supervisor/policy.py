@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ridethrough.errors import JobFailed, JobStuck
+from ridethrough.errors import JobFailed, JobStuck, all_errors
 from ridethrough.supervisor.evidence import find_exit_code, find_signal, find_syntax_error, find_traces
 
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -105,6 +105,10 @@ def classify(end: LaunchEnd) -> Verdict:
     traces = find_traces(end.output)
     roots = [trace for trace in traces if not trace.is_cascade]
     if roots:
+        ours = next((kind for kind in all_errors() if f"{kind.__module__}.{kind.__qualname__}" == roots[0].kind), None)
+        if ours is not None and ours.retryable:
+            # Raised before the rank could report it: storage that hangs when the script names the run, say.
+            return Verdict(cause=Cause.OURS, fingerprint=ours.code, detail=roots[0].text, exit_code=ours.exit_code)
         return Verdict(cause=Cause.APPLICATION, fingerprint=roots[0].fingerprint, detail=str(roots[0]))
     broken = find_syntax_error(end.output)
     if broken:

@@ -41,7 +41,7 @@ _SENTENCES = {
     "peer.convicted": "given up: {nodes}",
     "supervisor.deaf": "this supervisor cannot talk to those of the other nodes: {reason}",
     "muster.waiting": "waiting: {reason}",
-    "save.overdue": "step {step} has been {phase} for {waited_s} s: storage hangs or is slow; training goes on, step {durable_step} is durable",
+    "save.overdue": "step {step} has been {phase} for {waited_s} s: storage hangs or is slow",
     "save.taken_over": "step {step} is saved without {dark}",
     "incident": "incident, {outcome}: {detail}; went on from step {restored_step}, {lost_steps} steps lost",
     "supervisor.restarted": "the supervisor was restarted",

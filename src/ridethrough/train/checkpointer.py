@@ -35,9 +35,9 @@ from ridethrough.types import StateClass
 
 _DURATIONS = 256
 _ADAM_STATES = 2
-_LEAST_ANSWER_S = 5.0
-"""Storage that is only slow takes less for one call, whatever patience was asked for."""
 """Tensors of a parameter's size that the usual optimizers will create at their first step."""
+_LEAST_ANSWER_S = 10.0
+"""Storage that is only slow takes less for one call, whatever patience was asked for."""
 
 
 class Checkpointer:
@@ -86,7 +86,8 @@ class Checkpointer:
         process.require_linux("ridethrough.Checkpointer")
         if every_n_train_steps < 1 or keep_last < 1 or mode not in ("min", "max") or (save_top_k and not monitor):
             raise UsageError(detail="Checkpointer: every_n_train_steps and keep_last are at least 1, mode is min or max, save_top_k needs monitor")
-        self.run_dir = real_path(os.fspath(run_dir))
+        answer_s = max(storage_wait_s, _LEAST_ANSWER_S)
+        self.run_dir = real_path(os.fspath(run_dir), limit_s=answer_s)
         remember_alias(os.fspath(run_dir), self.run_dir)
         self._every = every_n_train_steps
         self._experiment = experiment or os.path.basename(self.run_dir)
@@ -101,7 +102,7 @@ class Checkpointer:
         is_fresh = (fresh and not is_restart) or os.environ.get(names.FRESH_VARIABLE) == "1"
         self._wish = agreement.Wish(is_fresh=is_fresh, is_restart=is_restart)
         self._storage_wait_s = storage_wait_s
-        self._fs = BoundedFileSystem(PosixFileSystem(), limit_s=max(storage_wait_s, _LEAST_ANSWER_S))
+        self._fs = BoundedFileSystem(PosixFileSystem(), limit_s=answer_s)
         self._clock = SystemClock()
         self._tracked: dict[str, state.Tracked] = {}
         self._group: Group | None = None
@@ -189,7 +190,10 @@ class Checkpointer:
                 group.together(lambda: claim(link, self.run_dir))
             times["attached"] = self._clock.monotonic_s()
             session.say(phase=RankPhase.AGREEING, times_s=times)
-            self._agree(group, session)
+            try:
+                self._agree(group, session)
+            finally:
+                self._fs.close()  # from here on storage is the persister's; a loader may fork
             times["loaded"] = self._clock.monotonic_s()
             session.say(phase=RankPhase.OUTSIDE, step=self._step, restored_step=self.restored_step, step_at_s=times["loaded"])
             self._last_step_s = times["loaded"]
@@ -251,7 +255,6 @@ class Checkpointer:
             domains=neighbours.domains,
         )
         session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
-        self._fs.close()  # from here on storage is the persister's; a loader may fork
 
     def _remembered(self, config: Config) -> Memory:
         state_dir = process.state_dir()
