@@ -19,6 +19,7 @@ from ridethrough.seam.fs import FileStat, Usage, Writer, read_whole
 
 SCHEMES = ("s3", "gs", "az")
 _PIECE_BYTES = 8 << 20
+_DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _TIMEOUT = "60s"
 _CONNECT_TIMEOUT = "10s"
 
@@ -67,13 +68,10 @@ class ObjectFileSystem:
             yield
         except FileNotFoundError as error:  # obstore's NotFoundError is one, too
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), shown) from error
-        except (kinds.PermissionDeniedError, kinds.UnauthenticatedError) as error:
-            raise StorageDenied(path=shown, detail=f"{doing}: {_first_line(error)}") from error
-        except kinds.BaseError as error:
+        except (kinds.BaseError, OSError) as error:  # its writer raises the latter, with the same text
             text = _first_line(error)
-            if any(word in text for word in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden", "401 Unauthorized")):
-                raise StorageDenied(path=shown, detail=f"{doing}: {text}") from error
-            raise StorageUnreachable(path=shown, detail=f"{doing}: {text}") from error
+            kind = StorageDenied if any(word in text for word in _DENIED) else StorageUnreachable
+            raise kind(path=shown, detail=f"{doing}: {text}") from error
 
     def create(self, path: str, size_bytes: int) -> Writer:
         return _ObjectWriter(self, path)

@@ -142,7 +142,11 @@ def _proven_pieces(source: Place, dir_name: str, seal: Seal, advance: Advance) -
 def _usable_seals(place: Place, dir_name: str) -> tuple[Seal, ...]:
     """Seals whose payload has its length there."""
     found = []
-    for seal in read_seals(place.fs, place.run_dir, dir_name):
+    try:
+        seals = read_seals(place.fs, place.run_dir, dir_name)
+    except FileNotFoundError:  # in an object store a directory without files is none
+        return ()
+    for seal in seals:
         with contextlib.suppress(FileNotFoundError):
             if place.fs.stat(place.path(dir_name, seal.payload_name)).size_bytes == seal.payload_bytes:
                 found.append(seal)
