@@ -14,7 +14,7 @@ from ridethrough.errors import UsageError
 from ridethrough.seam.clock import Clock, SystemClock
 from ridethrough.seam.fs import PosixFileSystem
 from ridethrough.store.catalog import Checkpoint, candidates
-from ridethrough.store.copy import Advance, Copied, copy_checkpoint
+from ridethrough.store.copy import Copied, copy_checkpoint, paced
 from ridethrough.store.place import Place, open_place
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -29,23 +29,6 @@ def bandwidth(_context: click.Context, _parameter: click.Parameter, value: str |
     if found is None or not float(found.group(1)):
         raise UsageError(detail=f"{value!r} is not a bandwidth", hint="write 500kB/s, 50MB/s or 1GB/s")
     return float(found.group(1)) * _UNITS[found.group(2)]
-
-
-def paced(clock: Clock, advance: Advance, bytes_per_s: float | None) -> Advance:
-    """As `advance`, and waits so that no more than so many bytes a second go on."""
-    if bytes_per_s is None:
-        return advance
-    began_s, sent_bytes = clock.monotonic_s(), 0
-
-    def wait(count: int) -> None:
-        nonlocal sent_bytes
-        sent_bytes += count
-        advance(count)
-        ahead_s = sent_bytes / bytes_per_s - (clock.monotonic_s() - began_s)
-        if ahead_s > 0:
-            clock.sleep(ahead_s)
-
-    return wait
 
 
 @click.command(

@@ -23,6 +23,8 @@ PERSIST = "persist"
 """Board written by the persister: what is durable, verified, failed."""
 COURIER = "courier"
 """Board written by the courier: what it holds of other nodes, and where it listens."""
+COPIER = "copier/"
+"""Beginning of the names of boards that copiers write, one a tier."""
 BOARD_BYTES = 64 << 10
 NAMES_BYTES = 1 << 20
 """Boards that name nodes: when many are dark, many of them, several times; of the memory only what is used exists."""
@@ -34,6 +36,11 @@ _ANSWER_S = 10.0
 def board_bytes(name: str) -> int:
     """How large a board of that name is: the same for whoever opens it first."""
     return NAMES_BYTES if name in (CONTROL, PERSIST) else BOARD_BYTES
+
+
+def copier_board(tier: str) -> str:
+    """Board written by the copier of a tier: what it is at, what is there, what went wrong."""
+    return f"{COPIER}{tier}"
 
 
 def rank_board(launch: int, rank: int) -> str:

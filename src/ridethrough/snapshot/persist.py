@@ -24,6 +24,7 @@ from ridethrough.seam.clock import Clock
 from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import link as names
 from ridethrough.snapshot.board import Board
+from ridethrough.snapshot.copier import held_back
 from ridethrough.snapshot.holdings import Holdings
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.plan import Plan, first_save
@@ -461,7 +462,7 @@ class Persister:
         if self._is_alone or not self._plan.is_shared or self._control.read().get("is_lead"):
             if not self._is_alone:
                 self._describe(step, identity)
-            self._writer.prune(layout.step_dir(step, identity))
+            self._writer.prune(layout.step_dir(step, identity), held_back=held_back(self._link))
         self._answer.busy = None
         self._publish()
 

@@ -17,6 +17,7 @@ import xxhash
 from ridethrough.errors import Damaged, ForeignRecord, NothingRestorable, RideThroughError, StorageError, StorageUnreachable, StoreMissing
 from ridethrough.format import layout, record
 from ridethrough.format.seal import Seal
+from ridethrough.seam.clock import Clock
 from ridethrough.store.catalog import Checkpoint, read_catalog, read_run, read_seals
 from ridethrough.store.commit import ensure_dir, publish, publish_stream
 from ridethrough.store.place import Place
@@ -30,6 +31,23 @@ Advance = Callable[[int], None]
 
 def _no_advance(_: int) -> None:
     return
+
+
+def paced(clock: Clock, advance: Advance, bytes_per_s: float | None) -> Advance:
+    """As `advance`, and waits so that no more than so many bytes a second go on."""
+    if bytes_per_s is None:
+        return advance
+    began_s, sent_bytes = clock.monotonic_s(), 0
+
+    def wait(count: int) -> None:
+        nonlocal sent_bytes
+        sent_bytes += count
+        advance(count)
+        ahead_s = sent_bytes / bytes_per_s - (clock.monotonic_s() - began_s)
+        if ahead_s > 0:
+            clock.sleep(ahead_s)
+
+    return wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,11 +147,12 @@ class RunWriter:
                 self.set_aside({(dir_name, s.part) for s in seals})
                 raise
 
-    def prune(self, in_progress: str) -> None:
+    def prune(self, in_progress: str, *, held_back: frozenset[str] = frozenset()) -> None:
         """What the retention policy no longer keeps is gone; a refusal is on record and tried again at the next save.
 
         Args:
             in_progress: Directory of the save that was just made.
+            held_back: Directories that somebody is still reading.
         """
         try:
             require_newest(self._fs, self._run_dir, self._attempt)
@@ -162,7 +163,7 @@ class RunWriter:
                 own_node=self._node if self._has_own_disk else None,
             )
             for verdict in retain.plan(found, self._retention, in_progress=in_progress, resumed_from=self._resumed_dir):
-                if not verdict.keep:
+                if not verdict.keep and verdict.dir_name not in held_back:
                     self._note("checkpoint.removed", dir_name=verdict.dir_name, reason=verdict.reason)
                     retain.delete_checkpoint(self._fs, self._run_dir, verdict.dir_name)
         except (RideThroughError, OSError) as error:

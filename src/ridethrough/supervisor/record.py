@@ -43,6 +43,8 @@ _SENTENCES = {
     "muster.waiting": "waiting: {reason}",
     "save.overdue": "step {step} has been {phase} for {waited_s} s: storage hangs or is slow",
     "save.taken_over": "step {step} is saved without {dark}",
+    "copy.done": "step {step} is also in {place}",
+    "copy.failed": "step {step} was NOT copied to {place}: {message}",
     "incident": "incident, {outcome}: {detail}; went on from step {restored_step}, {lost_steps} steps lost",
     "supervisor.restarted": "the supervisor was restarted",
 }
