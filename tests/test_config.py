@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridethrough import config_file
-from ridethrough.config import GATES, Config, NodeConfig, PeersConfig, RecoveryConfig, keys, load
+from ridethrough.config import GATES, Config, NodeConfig, PeersConfig, RecoveryConfig, ResumeConfig, keys, load
 from ridethrough.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +71,8 @@ def test_every_key_with_one_value_can_be_set_by_its_variable() -> None:
         "peers.port": "1", "peers.interface": "eth1", "peers.key_file": "/k", "peers.suspect": "2s", "peers.dead": "3m",
         "recovery.paths": "/a,/b", "recovery.start_order": "network,storage,rendezvous,workers", "recovery.wait_for_nodes": "0s",
         "recovery.then": "shrink", "recovery.min_nodes": "1", "recovery.resume": "roll-back", "recovery.rendezvous_port": "30000",
+        "resume.code": "refuse", "resume.config": "refuse", "resume.data": "ignore", "resume.torch": "refuse", "resume.dependencies": "ignore",
+        "resume.command": "ignore", "resume.world_size": "refuse", "resume.batch_size": "refuse",
     }  # fmt: skip
     assert set(texts) == set(keys())
     found = load(None, {f"RIDETHROUGH_{key.replace('.', '_').upper()}": text for key, text in texts.items()}, {})
@@ -85,6 +87,16 @@ def test_every_key_with_one_value_can_be_set_by_its_variable() -> None:
             then="shrink",
             resume="roll-back",
             rendezvous_port=30000,
+        ),
+        resume=ResumeConfig(
+            code="refuse",
+            config="refuse",
+            data="ignore",
+            torch="refuse",
+            dependencies="ignore",
+            command="ignore",
+            world_size="refuse",
+            batch_size="refuse",
         ),
         origins={key: f"env RIDETHROUGH_{key.replace('.', '_').upper()}" for key in texts},
     )
@@ -216,6 +228,12 @@ def test_facts_bring_back_the_same_configuration_and_a_thousand_nodes_fit_in_an_
             'write then = "shrink"',
         ),
         (
+            "[resume]\ndata = 'warm'\n",
+            "ridethrough.toml: resume.data is 'warm'; it must be one of \"ignore\", \"warn\", \"refuse\"",
+            'write data = "warn"',
+        ),
+        ("[resume]\ndate = 'warn'\n", "ridethrough.toml: resume.date: there is no such key", "did you mean data?"),
+        (
             "storage = 'nfs'\n",
             "ridethrough.toml: storage is 'nfs'; it must be one of \"detect\", \"shared\", \"node-local\"",
             'write storage = "detect" or "shared" or "node-local"',
@@ -324,6 +342,7 @@ def test_a_mistake_in_a_variable_names_the_variable_and_how_to_set_it() -> None:
         "RIDETHROUGH_PEERS_PROT: there is no such variable",
         "did you mean RIDETHROUGH_PEERS_PORT?",
     )
+    assert refused("", {"RIDETHROUGH_RESUME_DATE": "warn"})[1] == "did you mean RIDETHROUGH_RESUME_DATA?"
     assert refused("storage = 'node-local'\n", {"RIDETHROUGH_RECOVERY_THEN": "shrink"})[0].startswith("RIDETHROUGH_RECOVERY_THEN: recovery.then: ")
 
 
@@ -350,7 +369,7 @@ def test_a_file_that_was_asked_for_and_cannot_be_used_is_named_with_who_asked(he
     st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
 )
 def test_whatever_stands_there_is_taken_or_said_to_be_wrong(value: Any) -> None:
-    for key in ("run", "storage", "nodes", "peers", "recovery", "other"):
+    for key in ("run", "storage", "nodes", "peers", "recovery", "resume", "other"):
         values, problems = config_file.check({key: value})
         assert values == {} if problems else set(values) == {key}
         assert all(problem.text and (problem.value or problem.hint) for problem in problems)
@@ -371,7 +390,7 @@ def test_what_may_stand_in_a_file_is_what_the_core_receives() -> None:
 
 def test_the_defaults_that_the_descriptions_name_are_the_real_ones() -> None:
     real: dict[str, Any] = {"storage": Config().storage}
-    for section, value in (("peers", PeersConfig()), ("recovery", RecoveryConfig())):
+    for section, value in (("peers", PeersConfig()), ("recovery", RecoveryConfig()), ("resume", ResumeConfig())):
         for name in config_file.SECTIONS[section].model_fields:
             real[f"{section}.{name}"] = getattr(value, name, None) if hasattr(value, name) else getattr(value, f"{name}_s")
     named = 0
@@ -388,7 +407,7 @@ def test_the_defaults_that_the_descriptions_name_are_the_real_ones() -> None:
             assert int(found["number"]) == default
         else:
             assert found["text"] == default or config_file.duration_s(found["text"]) == default
-    assert named == 9
+    assert named == 17
     assert RecoveryConfig().start_order == GATES
 
 

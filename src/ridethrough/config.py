@@ -79,6 +79,24 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeConfig:
+    """What a start does where its checkpoint was made by something else: `ignore`, `warn` or `refuse`, by field.
+
+    Only other data makes the resumed run surely another run. The rest changes for good reasons as well (a bug is mended, a
+    shrunk job adapts its batch), and a refusal in the middle of the night would cost more than a warning.
+    """
+
+    code: str = "warn"
+    config: str = "warn"
+    data: str = "refuse"
+    torch: str = "warn"
+    dependencies: str = "warn"
+    command: str = "warn"
+    world_size: str = "warn"
+    batch_size: str = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything that was decided, and where."""
 
@@ -89,6 +107,7 @@ class Config:
     """In start order; empty: this node alone."""
     peers: PeersConfig = PeersConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    resume: ResumeConfig = ResumeConfig()
     file: str | None = None
     """Where it was read from."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -162,15 +181,19 @@ class Config:
             nodes=tuple(NodeConfig(name=name, address=address, domain=domain) for name, address, domain in facts["nodes"]),
             peers=PeersConfig(**facts["peers"]),
             recovery=RecoveryConfig(**{**recovery, "paths": tuple(recovery["paths"]), "start_order": tuple(recovery["start_order"])}),
+            resume=ResumeConfig(**facts["resume"]),
             file=facts["file"],
             origins=dict(facts["origins"]),
         )
 
 
+_SECTIONS: dict[str, type[PeersConfig | RecoveryConfig | ResumeConfig]] = {"peers": PeersConfig, "recovery": RecoveryConfig, "resume": ResumeConfig}
+"""Tables whose keys have one value each."""
+
+
 def keys() -> tuple[str, ...]:
     """Every key that has one value, as the file names it: what an environment variable may set."""
-    sections = (("peers", PeersConfig), ("recovery", RecoveryConfig))
-    return ("run", "storage", *(f"{section}.{f.name.removesuffix('_s')}" for section, kind in sections for f in fields(kind)))
+    return ("run", "storage", *(f"{section}.{f.name.removesuffix('_s')}" for section, kind in _SECTIONS.items() for f in fields(kind)))
 
 
 def load(path: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
@@ -246,7 +269,7 @@ def _read(path: str) -> dict[str, Any] | None:
 def _given(raw: Mapping[str, Any]) -> list[str]:
     found = []
     for key, value in raw.items():
-        found += [f"{key}.{name}" for name in value] if key in ("peers", "recovery") and isinstance(value, dict) else [key]
+        found += [f"{key}.{name}" for name in value] if key in _SECTIONS and isinstance(value, dict) else [key]
     return found
 
 
@@ -260,7 +283,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
             if earlier is not None and earlier[1] != text:
                 raise UsageError(detail=f"{earlier[0]} and {name} both set {known[name]}, differently", hint=f"unset {name}")
             found[known[name]] = (name, text)
-        elif name.startswith((f"{_VARIABLE}PEERS_", f"{_VARIABLE}RECOVERY_")) and name not in known:
+        elif name.startswith(tuple(f"{_VARIABLE}{section.upper()}_" for section in _SECTIONS)) and name not in known:
             import difflib  # noqa: PLC0415  only a mistake needs it
 
             near = difflib.get_close_matches(name, known, n=1)
@@ -340,7 +363,15 @@ def _build(values: Mapping[str, Any], file: str | None, origins: Mapping[str, st
         if name in recovery:
             recovery[name] = tuple(recovery[name])
     top = {name: values[name] for name in ("run", "storage") if name in values}
-    return Config(**top, nodes=nodes, peers=PeersConfig(**peers), recovery=RecoveryConfig(**recovery), file=file, origins=dict(origins))
+    return Config(
+        **top,
+        nodes=nodes,
+        peers=PeersConfig(**peers),
+        recovery=RecoveryConfig(**recovery),
+        resume=ResumeConfig(**values.get("resume", {})),
+        file=file,
+        origins=dict(origins),
+    )
 
 
 def _with_unit(kind: type[PeersConfig | RecoveryConfig], name: str) -> str:

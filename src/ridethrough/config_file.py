@@ -129,6 +129,22 @@ class RecoveryKeys(_Section):
     )
 
 
+Policy = Literal["ignore", "warn", "refuse"]
+
+
+class ResumeKeys(_Section):
+    """`[resume]`: what a start does where its checkpoint was made by something else."""
+
+    code: Policy | None = Field(None, description='another git commit, or other uncommitted changes. Default "warn"')
+    config: Policy | None = Field(None, description='another `Checkpointer(config=…)`. Default "warn"')
+    data: Policy | None = Field(None, description='another `Checkpointer(data_version=…)`. Default "refuse"')
+    torch: Policy | None = Field(None, description='another version of torch. Default "warn"')
+    dependencies: Policy | None = Field(None, description='another version of Python or of another library that was loaded. Default "warn"')
+    command: Policy | None = Field(None, description='another command line of the training process. Default "warn"')
+    world_size: Policy | None = Field(None, description='another number of ranks. Default "warn"')
+    batch_size: Policy | None = Field(None, description='another batch size of a tracked loader. Default "warn"')
+
+
 class FileKeys(_Section):
     """The top of the file."""
 
@@ -144,17 +160,18 @@ class FileKeys(_Section):
     nodes: dict[str, NodeKeys] | None = Field(None, description="the nodes that may take part, in start order. Default: this one alone")
     peers: PeersKeys | None = None
     recovery: RecoveryKeys | None = None
+    resume: ResumeKeys | None = None
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"": FileKeys, "nodes.NAME": NodeKeys, "peers": PeersKeys, "recovery": RecoveryKeys}
+SECTIONS: dict[str, type[BaseModel]] = {"": FileKeys, "nodes.NAME": NodeKeys, "peers": PeersKeys, "recovery": RecoveryKeys, "resume": ResumeKeys}
 LISTS = {"recovery.paths", "recovery.start_order"}
 NUMBERS = {"peers.port", "recovery.min_nodes", "recovery.rendezvous_port"}
 
 
 def scalar_keys() -> tuple[str, ...]:
     """Every key that has one value, by its dotted name: what an environment variable may set."""
-    names = [name for name in FileKeys.model_fields if name not in ("nodes", "peers", "recovery")]
-    for section in ("peers", "recovery"):
+    names = [name for name in FileKeys.model_fields if name != "nodes" and name not in SECTIONS]
+    for section in ("peers", "recovery", "resume"):
         names += [f"{section}.{name}" for name in SECTIONS[section].model_fields]
     return tuple(names)
 

@@ -22,6 +22,7 @@
     ├── StateMismatch              RT-051   22   the checkpoint does not fit the objects tracked
     ├── StepOrder                  RT-052   22   ckpt.step() called where no optimizer stepped
     ├── MemoryTooSmall             RT-053   21   the snapshot slots do not fit in memory
+    ├── ResumeRefused              RT-055   21   something else made the checkpoint, and [resume] says refuse
     ├── SaveFailed                 RT-054   14   a save that was waited for did not become durable
     ├── KeeperGone                 RT-060   70   the process that holds the slots went away
     ├── Fenced                     RT-061   21   a newer attempt owns the run
@@ -256,6 +257,14 @@ class SaveFailed(RideThroughError):
     code = "RT-054"
     exit_code = 14
     hint = "ridethrough status RUN"
+
+
+class ResumeRefused(RideThroughError):
+    """step {step} of {path} is not resumed, it was made by something else: {detail}; to go on all the same set {allow}"""
+
+    code = "RT-055"
+    exit_code = 21
+    hint = "ridethrough show {path} --explain"
 
 
 class KeeperGone(RideThroughError):

@@ -2,6 +2,7 @@
 
 Arguments: run directory, directory for what it tells the test. Environment: TRAINEE_STEPS, TRAINEE_EVERY, TRAINEE_STEP_S,
 TRAINEE_WAIT_S (patience with storage), TRAINEE_PAUSE_S (before it restores), TRAINEE_FAIL_AT (raises at that step, every time).
+TRAINEE_WAIT_S (patience with storage), TRAINEE_DATA_VERSION, TRAINEE_FAIL_AT (raises at that step, every time).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ EVERY = int(os.environ.get("TRAINEE_EVERY", "10"))
 STEP_S = float(os.environ.get("TRAINEE_STEP_S", "0.01"))
 WAIT_S = float(os.environ.get("TRAINEE_WAIT_S", "30"))
 PAUSE_S = float(os.environ.get("TRAINEE_PAUSE_S", "0"))
+DATA_VERSION = os.environ.get("TRAINEE_DATA_VERSION")
 FAIL_AT = int(os.environ.get("TRAINEE_FAIL_AT", "0"))
 STEPS_AN_EPOCH = 25
 BATCH = 4
@@ -73,7 +75,7 @@ def main() -> None:
     dataset = Noisy(STEPS_AN_EPOCH * BATCH * world)
     sampler = DistributedSampler(dataset, seed=3) if world > 1 else None
     loader = DataLoader(dataset, batch_size=BATCH, shuffle=sampler is None, sampler=sampler)
-    ckpt = ridethrough.Checkpointer(run_dir, every_n_train_steps=EVERY, storage_wait_s=WAIT_S)
+    ckpt = ridethrough.Checkpointer(run_dir, every_n_train_steps=EVERY, storage_wait_s=WAIT_S, data_version=DATA_VERSION)
     ckpt.track(model=net, optimizer=optimizer, scheduler=scheduler, data=loader)
     (tells / f"built-{rank}-{os.getpid()}").touch()
     time.sleep(PAUSE_S)

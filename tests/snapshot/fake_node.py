@@ -36,7 +36,7 @@ class FakeNode:
         self.launch = 0
         self.start(LAUNCH)
 
-    def start(self, launch: int, *, restored_step: int = 0, damaged: tuple[dict[str, str], ...] = ()) -> None:
+    def start(self, launch: int, *, restored_step: int = 0, **changes: Any) -> None:
         """A launch of the store's present attempt; the slots of the last one are gone."""
         self.close_slots()
         self.launch = launch
@@ -47,7 +47,6 @@ class FakeNode:
             run_uid=self.store.run_uid,
             attempt=self.store.attempt,
             parent=None,
-            resumed_dir=None,
             roster=self.store.roster,
             node=self.store.node,
             meta={"experiment": "fake"},
@@ -56,7 +55,7 @@ class FakeNode:
             save_interval_steps=self._every,
             snapshot_interval_steps=1,
             restored_step=restored_step,
-            damaged=damaged,
+            **{"resumed_dir": None, "damaged": (), **changes},
         )
         board.write(plan.as_board())
         board.close()

@@ -323,3 +323,21 @@ class FlipAfterWrite(RecordingFileSystem):
         if call == "close" and self._within in path and path.endswith(".safetensors") and not self._is_done:
             self._is_done = True
             flip_bit(path, -1)
+
+
+def test_what_is_different_from_what_made_the_checkpoint_is_said_once_a_launch_whoever_serves(node: FakeNode, fs: PosixFileSystem) -> None:
+    node.start(2, restored_step=10, resumed_dir="step-000000010-0123abcd", differs={"detail": "commit a -> b", "differences": []})
+    node.persister(fs).tick()
+    node.persister(fs).tick()
+    told = {"step": 10, "dir_name": "step-000000010-0123abcd", "detail": "commit a -> b", "differences": []}
+    assert node.noted("resume.differs") == [told]
+    [event] = journal.read(fs, [layout.journal_path(node.store.run_dir, node.store.node)]).of("resume.differs")
+    assert event.data == told
+    node.start(3, restored_step=10, differs={"detail": "commit a -> c", "differences": []})
+    node.persister(fs).tick()
+    assert [data["detail"] for data in node.noted("resume.differs")] == ["commit a -> b", "commit a -> c"]
+
+
+def test_a_launch_that_changed_nothing_says_nothing_of_it(node: FakeNode, fs: PosixFileSystem) -> None:
+    node.persister(fs).tick()
+    assert node.noted("resume.differs") == []

@@ -159,7 +159,7 @@ class Disks:
             write_attempt(PosixFileSystem(), self.room.run_dir(node), record, self.roster)
         return self.attempt
 
-    def save(self, step: int, where: Mapping[str, Iterable[str]], *, trees: Mapping[str, Any] | None = None) -> list[Seal]:
+    def save(self, step: int, where: Mapping[str, Iterable[str]], *, trees: Mapping[str, Any] | None = None, **meta: Any) -> list[Seal]:
         """Parts of a step by the node on whose disk they are."""
         assert self.roster is not None
         seals = []
@@ -176,7 +176,7 @@ class Disks:
                     roster_digest=self.roster.digest,
                     payload=memoryview(payload(step, name)),
                     tree=(trees or {}).get(name, {}),
-                    meta={"step": step, "by": node},
+                    meta={"step": step, "by": node, **meta},
                 )
                 seals.append(commit_part(PosixFileSystem(), self.room.run_dir(node), save))
         return seals

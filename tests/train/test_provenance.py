@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridethrough.errors import UsageError
-from ridethrough.train.provenance import data_fingerprint, describe, git_state
+from ridethrough.train.provenance import data_fingerprint, dependencies, describe, git_diff, git_state, installed
 
 MIB = 1 << 20
 
@@ -84,6 +84,65 @@ def test_directory_without_a_repository_has_no_commit(tmp_path: Path) -> None:
 def test_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(str(tmp_path)) == (None, None)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "code"
+    root.mkdir()
+    (root / "train.py").write_text("lr = 1\n")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def git(root: Path, *argv: str) -> None:
+    own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    who = {f"GIT_{role}_{what}": "nobody@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(["git", *argv], cwd=root, check=True, env={**os.environ, **own, **who})
+
+
+def test_uncommitted_changes_are_named_by_what_they_change(repository: Path) -> None:
+    seen = [git_diff(str(repository))]
+    for text in ("lr = 2\n", "lr = 3\n", "lr = 2\n", "lr = 1\n"):
+        (repository / "train.py").write_text(text)
+        seen.append(git_diff(str(repository)))
+    clean, two, three, again, back = seen
+    assert (again, back) == (two, clean)
+    assert len({clean, two, three}) == 3
+
+
+def test_a_users_settings_for_git_diff_change_no_name_of_a_change(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 2\n")
+    before = git_diff(str(repository))
+    for setting in ("diff.noprefix", "diff.mnemonicPrefix", "color.ui"):
+        git(repository, "config", setting, "always" if setting == "color.ui" else "true")
+    git(repository, "config", "diff.external", "false")
+    assert git_diff(str(repository)) == before
+
+
+def test_uncommitted_changes_are_in_the_record_only_where_there_are_some(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(repository / "train.py")])
+    described = describe(experiment="x", config=None, data_version=None)
+    assert (described["git_dirty"], "git_diff" in described) == (False, False)
+    (repository / "train.py").write_text("lr = 2\n")
+    described = describe(experiment="x", config=None, data_version=None)
+    assert (described["git_dirty"], described["git_diff"]) == (True, git_diff(str(repository)))
+
+
+def test_changes_where_there_is_no_repository_have_no_name(tmp_path: Path) -> None:
+    assert git_diff(str(tmp_path)) is None
+
+
+def test_versions_read_without_importing_are_those_that_the_loaded_packages_say() -> None:
+    loaded = dependencies()
+    assert {"torch", "numpy"} <= loaded.keys()
+    assert installed(loaded) == loaded
+
+
+def test_a_package_that_is_not_installed_or_that_nobody_watches_has_no_version() -> None:
+    assert installed(["deepspeed", "../../etc", "click", ""]) == {}
 
 
 def test_dependencies_name_what_can_change_numbers() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ridethrough.cli import output, overview, target
+from ridethrough.cli import explain, output, overview, target
 from ridethrough.cli.output import Column, Styled
 from ridethrough.cli.overview import Row
 from ridethrough.format.seal import Seal
@@ -25,19 +25,23 @@ _WORST_FIRST = (Presence.MISSING, Presence.UNPROTECTABLE, Presence.PRESENT)
 
 @click.command(
     epilog=output.help_end(
-        ("ridethrough show runs/exp001", "ridethrough show runs/exp001@24000 --json"),
-        {0: "shown", 1: "run.json is damaged", 2: "usage", 10: "no such run or checkpoint", 12: "checkpoints exist, none is restorable",
-         13: "storage unreachable", 21: "two attempts claim to be the newest"},
+        ("ridethrough show runs/exp001@24000 --json", "ridethrough show runs/exp001 --explain"),
+        {0: "shown", 1: "run.json is damaged", 2: "usage, or the configuration is wrong", 10: "no such run or checkpoint",
+         12: "checkpoints exist, none is restorable", 13: "storage unreachable", 21: "two attempts claim to be the newest"},
     )
 )  # fmt: skip
 @click.argument("ckpt")
+@click.option("--explain", "explains", is_flag=True, help="Compare what made it with what is here: what a start would warn of or refuse.")
 @output.json_option
 @output.verbosity_option
-def command(ckpt: str, is_json: bool) -> None:
+def command(ckpt: str, explains: bool, is_json: bool) -> None:
     """Show what a checkpoint holds: provenance, state, parts.
 
     CKPT is a step directory, RUN@STEP, or a run: then the checkpoint that a
     restart restores is shown. A class of state that was not saved is named.
+
+    With --explain: the provenance beside the git state of this directory and
+    the packages of this environment, and what [resume] says of each.
     """
     fs, now_at = PosixFileSystem(), SystemClock().now_at()
     wanted = target.find(fs, ckpt, verb="show")
@@ -45,8 +49,15 @@ def command(ckpt: str, is_json: bool) -> None:
     view = overview.survey(catalog, overview.read_proofs(fs, wanted.run_dir), run_dir=wanted.shown, now_at=now_at)
     chosen = target.pick(fs, wanted, catalog, view)
     row = next(row for row in view.rows if row.checkpoint is chosen)
+    found = explain.findings(chosen) if explains else None
+    explained = explain.as_json(found) if found is not None else None
     if is_json:
-        output.emit("ridethrough.show", _payload(catalog, row, wanted.run_dir), now_at=now_at)
+        output.emit("ridethrough.show", {**_payload(catalog, row, wanted.run_dir), "explain": explained}, now_at=now_at)
+        return
+    if found is not None:
+        output.fields(_name(row, wanted.shown))
+        output.line()
+        explain.show(found)
         return
     _print_head(row, wanted.shown)
     output.line()
@@ -128,11 +139,8 @@ def _payload(catalog: Catalog, row: Row, run_dir: str) -> dict[str, Any]:
 
 def _print_head(row: Row, shown: str) -> None:
     c = row.checkpoint
-    state = f"{row.word} ({row.why})" if row.why else row.word
     head: list[tuple[str, output.Cell]] = [
-        ("checkpoint", f"{shown}/{c.dir_name}"),
-        ("state", Styled(text=state, style="green" if row.is_complete else "yellow")),
-        ("restart", "restores this one" if row.is_restart else "does not restore this one"),
+        *_name(row, shown),
         ("attempt", _came_from(row)),
         ("size", output.human_bytes(c.size_bytes)),
     ]
@@ -142,6 +150,16 @@ def _print_head(row: Row, shown: str) -> None:
     known = [(name, str(c.step) if name == "step" and not c.meta else value) for name, value in known]
     extra = [(str(name), _value(value)) for name, value in sorted(c.meta.items()) if name not in PROVENANCE and name not in _OWN_PLACE]
     output.fields([*head, *known, *extra])
+
+
+def _name(row: Row, shown: str) -> list[tuple[str, output.Cell]]:
+    """Which checkpoint, what it is, and whether it is the one that matters."""
+    state = f"{row.word} ({row.why})" if row.why else row.word
+    return [
+        ("checkpoint", f"{shown}/{row.checkpoint.dir_name}"),
+        ("state", Styled(text=state, style="green" if row.is_complete else "yellow")),
+        ("restart", "restores this one" if row.is_restart else "does not restore this one"),
+    ]
 
 
 def _came_from(row: Row) -> str:

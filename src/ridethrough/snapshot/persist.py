@@ -61,6 +61,8 @@ class _Answer:
     diverged: dict[str, Any] | None = None
     journal_error: str | None = None
     save_s: float | None = None
+    differs_told: int = 0
+    """The launch of which it was said what is different from what made its checkpoint."""
     crashes: list[int] = field(default_factory=list)
     """Steps at whose save a predecessor died."""
     pid: int = field(default_factory=os.getpid)
@@ -239,6 +241,10 @@ class Persister:
         self._refusal_heard = None
         self._writer.learn_verified()
         self._writer.set_aside(as_suspects(plan.damaged))
+        if plan.differs and self._answer.differs_told != launch:
+            self._note("resume.differs", step=plan.restored_step, dir_name=plan.resumed_dir, **plan.differs)
+            self._answer.differs_told = launch
+            self._publish()
         return True
 
     def _flush(self, flush: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ class Plan:
     """Secret of the run in hex, for what nodes say to each other."""
     domains: dict[str, str] = field(default_factory=dict)
     """Power domain of each node."""
+    differs: dict[str, Any] = field(default_factory=dict)
+    """What is different from what made the checkpoint resumed from, on the first node only; empty if nothing is."""
 
     def as_board(self) -> dict[str, Any]:
         """As JSON."""
@@ -64,6 +66,7 @@ class Plan:
             "addresses": self.addresses,
             "key": self.key,
             "domains": self.domains,
+            "differs": self.differs,
         }
 
     @staticmethod

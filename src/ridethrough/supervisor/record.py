@@ -27,6 +27,7 @@ _ENDED = frozenset({"run.ended"})
 _SENTENCES = {
     "launch.decided": "launch {launch} ({reason}): {command}",
     "launch.stepped": "launch {launch} trains on from step {restored_step}",
+    "resume.differs": "went on from step {step}; changed since then: {detail}",
     "launch.ended": "launch {launch} ended, {cause}: {detail}; next: {action}",
     "checkpoint.durable": "step {step} is durable ({size_bytes} bytes in {save_s} s)",
     "checkpoint.failed": "step {step} was NOT saved: {message} ({code})",

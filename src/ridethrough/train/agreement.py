@@ -2,7 +2,8 @@
 
 1. The nodes say which run they have and whether they see the same directory (`tier`).
 2. The first rank proposes the newest complete checkpoint of the lineage, over all tiers; every rank
-   gets and proves its parts (`loading`). If one cannot, all go to the next candidate together.
+   gets and proves its parts (`loading`). If one cannot, all go to the next candidate together. The
+   first rank compares what made it with what is here (`guard`): all go on, or none does.
 3. Everybody applies the state. The first rank issues the attempt: nonce, parent, snapshot interval,
    roster; its number is claimed and its records are made durable on every tier.
 4. All go on. No step has been made before.
@@ -15,7 +16,9 @@ import functools
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from ridethrough.config import ResumeConfig
 from ridethrough.errors import NothingRestorable, UsageError
 from ridethrough.format import layout
 from ridethrough.format.attempt import Attempt, Roster, RosterPart
@@ -24,7 +27,7 @@ from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot.sizing import SlotPlan, plan_slots
 from ridethrough.store.catalog import Checkpoint
 from ridethrough.store.start import claim_attempt, write_attempt
-from ridethrough.train import loading, tier
+from ridethrough.train import guard, loading, tier
 from ridethrough.train.group import Group
 from ridethrough.train.loading import Candidate, DamagedCopy, Reader
 from ridethrough.train.state import LoadedPart
@@ -111,6 +114,36 @@ def _candidate(opening: Opening, number: int) -> Candidate | None:
     # Everybody is told, so without what only a person wants to read.
     checkpoint = dataclasses.replace(found.candidates[number], problems=())
     return Candidate(checkpoint=checkpoint, holders=None if opening.is_shared else found.holders(checkpoint))
+
+
+def guard_resume(group: Group, choice: Choice, meta: Mapping[str, Any], policies: ResumeConfig, *, run_dir: str) -> tuple[guard.Finding, ...]:
+    """What is different from what made the checkpoint and worth a warning, as the first rank found it.
+
+    Before the attempt exists: a start that is refused here must not fence the job that is training.
+
+    Args:
+        group: All ranks.
+        choice: What they would go on from.
+        meta: The provenance of this process.
+        policies: Those of the first rank's node count.
+        run_dir: Of the run.
+
+    Raises:
+        ResumeRefused: On every rank, if the first one finds a difference that is to be refused.
+    """
+    found = choice.checkpoint
+    if found is None:
+        return ()
+    roster = found.roster
+    assert roster is not None
+
+    def decide() -> tuple[guard.Finding, ...]:
+        # Of a seal that was read again with its part: what the nodes tell each other of seals is without provenance.
+        saved = guard.facts(choice.parts[0].seal.meta, world_size=roster.world_size)
+        here = guard.facts(meta, world_size=group.world_size)
+        return guard.admit(guard.compare(saved, here, policies), path=run_dir, step=found.step)
+
+    return group.first_decides(decide)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

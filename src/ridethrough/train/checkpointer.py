@@ -26,7 +26,7 @@ from ridethrough.snapshot.post import PartState
 from ridethrough.snapshot.ranks import RankPhase
 from ridethrough.store.retain import Retention
 from ridethrough.store.start import remember_run, remembered_run, remembered_storage
-from ridethrough.train import agreement, data, nodes, provenance, rng, state
+from ridethrough.train import agreement, data, guard, nodes, provenance, rng, state
 from ridethrough.train.attach import attach, claim, launch_from_environment
 from ridethrough.train.group import Group
 from ridethrough.train.session import Session
@@ -169,6 +169,7 @@ class Checkpointer:
             NothingRestorable: Checkpoints were made here and none can be used (exit code 12).
             StorageUnreachable: Storage does not answer, or the disk is not mounted (13).
             StoreLocked: Another command owns the run (11).
+            ResumeRefused: Something is different from what made the checkpoint that `[resume]` refuses, by default the data (21).
             StateMismatch: The checkpoint does not fit the tracked objects, or cannot be taken over by this number of ranks (22).
             MemoryTooSmall: The snapshots do not fit in memory (21).
             TwoHeads: Another half of the job goes on, or wants to (21).
@@ -208,6 +209,9 @@ class Checkpointer:
     def _agree(self, group: Group, session: Session) -> None:
         """The start agreement: which checkpoint, loaded and proven by all; which attempt, durable; then memory for it."""
         config = nodes.config_of(session.link)
+        # Before anything is loaded: what that would import belongs to no provenance.
+        self._meta = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
+        self._meta["batch_size"] = state.batch_sizes(self._tracked.values())
         choice = agreement.choose(
             group,
             self._fs,
@@ -219,6 +223,7 @@ class Checkpointer:
         )
         self._times["chosen"] = self._clock.monotonic_s()
         session.say(phase=RankPhase.LOADING)
+        warned = agreement.guard_resume(group, choice, self._meta, config.resume, run_dir=self.run_dir)
         state.mark_replicated(self._tracked.values(), world_size=group.world_size)
         found = choice.checkpoint
         if found is not None:
@@ -232,7 +237,6 @@ class Checkpointer:
             for item in self._tracked.values():
                 item.is_replicated = False
         self._structure = state.structure(self._tracked.values())
-        self._meta = provenance.describe(experiment=self._experiment, config=self._config, data_version=self._data_version)
         self._meta["classes"] = state.classes(self._tracked.values(), config_hash=self._meta["config_hash"], world_size=group.world_size)
         plan = Plan(
             run_dir=self.run_dir,
@@ -253,6 +257,7 @@ class Checkpointer:
             addresses=neighbours.addresses,
             key=key,
             domains=neighbours.domains,
+            differs=guard.notice(warned) if group.node == group.node_order[0] else {},
         )
         session.begin(plan, launch=agreed.launch, slot_count=agreed.slots.slots_per_rank)
 

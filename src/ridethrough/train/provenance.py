@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,6 +33,8 @@ _WATCHED = (
 )
 _GIT_S = 5.0
 _FINGERPRINT_BYTES = 1 << 20
+_VERSION_LINE = re.compile(r"""^__version__\s*(?::[^=]+)?=\s*['"]([^'"]+)['"]""", re.M)
+_VERSION_BYTES = 1 << 14
 
 
 def git_state(directory: str) -> tuple[str | None, bool | None]:
@@ -39,6 +44,40 @@ def git_state(directory: str) -> tuple[str | None, bool | None]:
         return None, None
     code, changed = run_captured(["git", "status", "--porcelain", "--untracked-files=no"], timeout_s=_GIT_S, cwd=directory)
     return commit.strip(), bool(changed.strip()) if not code else None
+
+
+def git_diff(directory: str) -> str | None:
+    """Names the uncommitted changes of the work tree that `git_state` sees; None where git cannot tell."""
+    # Plumbing: what it prints does not depend on the user's settings for `git diff`.
+    command = ["git", "diff-index", "--patch", "--full-index", "--no-ext-diff", "--no-textconv", "HEAD"]
+    code, patch = run_captured(command, timeout_s=_GIT_S, cwd=directory)
+    return hashlib.sha256(patch.encode()).hexdigest()[:32] if not code else None
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of these packages as they would be imported here, without importing them; what is not installed is left out."""
+    own = {"python": platform.python_version(), "ridethrough": importlib.metadata.version("ridethrough")}
+    found = {}
+    for name in names:
+        version = own.get(name) or _version_of(name)
+        if version is not None:
+            found[name] = version
+    return found
+
+
+def _version_of(name: str) -> str | None:
+    """As the package itself would say it: that of torch names the build, that of its metadata may not."""
+    if name not in _WATCHED:
+        return None  # a name out of a checkpoint is not looked for on the disk
+    spec = importlib.util.find_spec(name)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(place, "version.py"), encoding="utf-8") as file:
+            said = _VERSION_LINE.search(file.read(_VERSION_BYTES))
+            if said:
+                return said.group(1)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
 
 
 def dependencies() -> dict[str, str]:
@@ -55,7 +94,8 @@ def dependencies() -> dict[str, str]:
 def describe(*, experiment: str, config: Mapping[str, Any] | None, data_version: str | None) -> dict[str, Any]:
     """The part of `meta.json` that does not change during an attempt; null is unknown."""
     script = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
-    commit, is_dirty = git_state(script if os.path.isdir(script) else os.getcwd())
+    directory = script if os.path.isdir(script) else os.getcwd()
+    commit, is_dirty = git_state(directory)
     described = {
         "experiment": experiment,
         "git_commit": commit,
@@ -65,6 +105,8 @@ def describe(*, experiment: str, config: Mapping[str, Any] | None, data_version:
         "dependencies": dependencies(),
         "config_hash": record.digest(_plain(config)) if config is not None else None,
     }
+    if is_dirty:
+        described["git_diff"] = git_diff(directory)
     cleaned = redact(described)
     assert isinstance(cleaned, dict)
     return cleaned

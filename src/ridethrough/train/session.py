@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from ridethrough.snapshot.post import PartState, Poster
 from ridethrough.snapshot.ranks import RankPhase
 from ridethrough.train.attach import attach, launch_from_environment, watch
 
+_log = logging.getLogger("ridethrough")
 _STOP_WAIT_S = 10.0
 _STOP_SETTLE_S = 5.0
 """Longer than the supervisor needs from reading our board to publishing what follows, its record (2 s at most) included."""
@@ -99,6 +101,9 @@ class Session:
     def begin(self, plan: Plan, *, launch: int, slot_count: int) -> None:
         """Boards, plan and slots of the launch exist; the persister may start."""
         self._launch, self._plan, self._slot_count = launch, plan, slot_count
+        if plan.differs and self._rank == 0 and launch_from_environment() is None:
+            # The persister says it too, but to the log of a keeper that we have started: a file that nobody watches.
+            _log.warning("ridethrough: went on from step %d; changed since then: %s", plan.restored_step, plan.differs["detail"])
         self.link.request("join", pid=os.getpid())
         self.open_board(launch)
         self._control = self.link.board(names.CONTROL)
@@ -126,7 +131,8 @@ class Session:
         step = int(self.says.get("step", self._plan.restored_step))
         try:
             self.link = attach(self._clock, self._run_dir, rank=self._rank)
-            self.begin(dataclasses.replace(self._plan, restored_step=step), launch=self._launch + 1, slot_count=self._slot_count)
+            # What was different at the start was said by then.
+            self.begin(dataclasses.replace(self._plan, restored_step=step, differs={}), launch=self._launch + 1, slot_count=self._slot_count)
         except KeeperGone:
             self._is_lost = True  # unprotected for this step; the next one tries again
 

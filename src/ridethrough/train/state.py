@@ -229,6 +229,16 @@ def classes(tracked: Iterable[Tracked], *, config_hash: str | None, world_size: 
     return rows
 
 
+def batch_sizes(tracked: Iterable[Tracked]) -> dict[str, int | None]:
+    """Samples a batch of each tracked loader, on one rank; None where it does not say."""
+    found: dict[str, int | None] = {}
+    for item in tracked:
+        if item.kind is StateClass.DATA:
+            said = (getattr(holder, "batch_size", None) for holder in (item.value, getattr(item.value, "batch_sampler", None)))
+            found[item.name] = next((size for size in said if isinstance(size, int)), None)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPart:
     """A proven payload in memory and the seal that vouches for it."""
