@@ -34,6 +34,8 @@ VERBS = {
     "show": "Show what a checkpoint holds: provenance, state, parts.",
     "verify": "Read every copy back from the disk and check it.",
     "du": "Say where the bytes of a run are.",
+    "prune": "Remove checkpoints that need not stay, each with its reason.",
+    "quarantine": "Look at damaged parts that were moved aside, and put them back.",
     "plan": "Say what will happen after a power cut, before it happens.",
     "drill": "Cut the power of a small training job and measure what is lost.",
 }
