@@ -97,3 +97,14 @@ def test_a_lock_is_taken_by_exactly_one_of_many_that_ask_at_once(path: str) -> N
             process.kill()
             process.communicate()
     assert sorted(answers) == ["", "", "", "", "", "held\n"]
+
+
+def test_who_only_borrows_a_lock_leaves_what_the_last_keeper_had_left_to_its_successor(holder: subprocess.Popen[str], path: str) -> None:
+    holder.kill()
+    holder.wait()
+    borrowed = FileLock(path)
+    borrowed.acquire(run="/r", note=None)
+    with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+        FileLock(path).acquire(run="/r", note="")
+    borrowed.release()
+    assert FileLock(path).acquire(run="/r", note="/somewhere/next.sock").split("\n")[1] == "/somewhere/keeper.sock"

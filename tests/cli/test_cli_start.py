@@ -60,8 +60,9 @@ def test_help_fits_a_terminal_of_80_columns(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["ls", "RUN"], ["show", "RUN"], ["verify", "RUN"], ["du", "RUN"], ["ls", "--json", "RUN"], ["run", "--help"]]
-)
+    "args", [["--help"], ["ls", "RUN"], ["show", "RUN"], ["verify", "RUN"], ["du", "RUN"], ["ls", "--json", "RUN"], ["run", "--help"],
+     ["prune", "RUN", "--dry-run"], ["quarantine", "list", "RUN"], ["export", "--help"]],
+)  # fmt: skip
 def test_reading_never_imports_torch_or_numpy(args: list[str], good: Built) -> None:
     if args[0] in cli.VERBS and args[0] not in VERBS:
         pytest.skip(f"the verb {args[0]} is not written yet")

@@ -8,7 +8,9 @@ import jsonschema
 import pytest
 from cli_build import Built, Call, flip, payload_of, seal_of
 
-VERBS = ["ls", "show", "verify", "du"]
+VERBS = ["ls", "show", "verify", "du", "prune"]
+WORDS = {"prune": ("prune", "--dry-run")}
+"""What is typed for a verb that is more than its name."""
 
 
 def schema_of(name: str) -> Any:
@@ -37,7 +39,7 @@ def test_every_schema_is_json_schema_2020_12(name: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_real_output_is_what_the_schema_says(verb: str, good: Built, call: Call) -> None:
-    answer = call(verb, "--json", good.path)
+    answer = call(*WORDS.get(verb, (verb,)), "--json", good.path)
     check(answer.json, verb)
     assert answer.json["schema"] == {"name": f"ridethrough.{verb}", "version": 1}
     assert answer.json["generated_at"].endswith("Z")
@@ -54,15 +56,15 @@ def test_output_about_a_ruined_run_is_what_the_schema_says(verb: str, good: Buil
     flip(good.path / "run.json")
     flip(next(good.path.glob("attempts/000001-*/roster.json")))
     (good.path / "step-000000500-0123abcd").mkdir()
-    check(call(verb, "--json", good.path).json, verb)
+    check(call(*WORDS.get(verb, (verb,)), "--json", good.path).json, verb)
     if verb in ("show", "verify"):
         for step in (400, 260, 270, 500):
             check(call(verb, "--json", f"{good.path}@{step}").json, verb)
 
 
-@pytest.mark.parametrize("verb", ["ls", "du"])
+@pytest.mark.parametrize("verb", ["ls", "du", "prune"])
 def test_output_about_an_empty_run_is_what_the_schema_says(verb: str, run: Built, call: Call) -> None:
-    check(call(verb, "--json", run.path).json, verb)
+    check(call(*WORDS.get(verb, (verb,)), "--json", run.path).json, verb)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -15,14 +15,15 @@ from cli_build import Built, flip, seal_of
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def seen(*args: object, columns: int, **environment: str) -> str:
-    """All that the command writes to a terminal of that width."""
+def seen(*args: object, columns: int, typed: str = "", **environment: str) -> str:
+    """All that the command writes to a terminal of that width, where somebody types."""
     keeper, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")} | {"TERM": "xterm-256color"} | environment
     words = [sys.executable, "-m", "ridethrough", *map(str, args)]
     child = os.posix_spawn(sys.executable, words, env, file_actions=[(os.POSIX_SPAWN_DUP2, terminal, fd) for fd in (0, 1, 2)])
     os.close(terminal)
+    os.write(keeper, typed.encode())
     pieces = []
     try:
         while piece := os.read(keeper, 65536):
@@ -35,11 +36,13 @@ def seen(*args: object, columns: int, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("verb", ["ls", "show", "verify", "du"])
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "du", "prune"])
 def test_nothing_is_cut_and_no_line_is_wider_than_the_terminal(verb: str, columns: int, good: Built) -> None:
     good.save(400, parts=("replicated",))
     flip(seal_of(next(good.path.glob("step-*300-*")), "replicated"))
-    text = ESCAPE.sub("", seen(verb, os.path.relpath(good.path), columns=columns).rpartition("\x1b[2K")[2])
+    text = ESCAPE.sub(
+        "", seen(verb, os.path.relpath(good.path), *(["--dry-run"] if verb == "prune" else []), columns=columns).rpartition("\x1b[2K")[2]
+    )
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= columns
 

@@ -35,6 +35,8 @@ class Book:
             self.verified[data[0]] = (data[1], data[2])
         elif kind == "spoiled":
             self.spoiled.add((data[0], data[1]))
+        elif kind == "released":
+            self.spoiled.discard((data[0], data[1]))
         elif kind == "removing":
             self._remove(data[0])
 

@@ -16,6 +16,7 @@ from crash_book import Book, Seen, book_of, judge
 from ridethrough.errors import Damaged, RideThroughError, StoreMissing
 from ridethrough.format import layout
 from ridethrough.seam.fs import FileSystem
+from ridethrough.store import quarantine
 from ridethrough.store.catalog import Catalog, Checkpoint, candidates, read_catalog, read_run
 from ridethrough.store.start import claim_attempt, unfinished_claims
 from ridethrough.store.verify import verify_checkpoint
@@ -26,6 +27,7 @@ from ridethrough.types import AttemptRef
 
 ROOT = "/disk"
 RUN = "/disk/run"
+SPOILED_BYTE = -5
 
 Wrap = Callable[[FileSystem], FileSystem]
 
@@ -144,7 +146,15 @@ class World:
     def spoil(self, dir_name: str, part: str) -> None:
         [payload] = [n for n in self.disk.list_dir(f"{RUN}/{dir_name}") if n.startswith(f"{part}~") and n.endswith(".safetensors")]
         self.disk.mark(("spoiled", dir_name, part))
-        self.disk.flip_bit(f"{RUN}/{dir_name}/{payload}", -5)
+        self.disk.flip_bit(f"{RUN}/{dir_name}/{payload}", SPOILED_BYTE)
+
+    def release(self) -> None:
+        """The bytes of all that is in quarantine are right again, and it is moved back."""
+        for held in quarantine.holdings(self.fs, RUN):
+            self.disk.flip_bit(f"{RUN}/{held.place}/{held.file.stem}.safetensors", SPOILED_BYTE)
+            seal = quarantine.prove(self.fs, RUN, held, run_uid=self.store.run_uid)
+            quarantine.release_part(self.fs, RUN, held, seal)
+            self.disk.mark(("released", held.dir_name, held.file.part))
 
     def _note(self, kind: str, **data: Any) -> None:
         if kind == "checkpoint.removed":

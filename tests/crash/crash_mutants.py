@@ -250,6 +250,15 @@ def _quarantine_payload_first(fs: FileSystem, run_dir: str, dir_name: str, seal:
     return target
 
 
+def _release_seal_first(fs: FileSystem, run_dir: str, held: quarantine.Held, seal: Seal) -> None:
+    target, source = os.path.join(run_dir, held.dir_name), os.path.join(run_dir, held.place)
+    commit.ensure_dir(fs, target)
+    for name in (layout.seal_name(seal.payload_name), seal.payload_name):
+        fs.rename(os.path.join(source, name), os.path.join(target, name))
+        fs.sync_dir(target)
+        fs.sync_dir(source)
+
+
 def _size_only(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal, *, buffer: memoryview | None = None, **_: Any) -> None:
     path = os.path.join(run_dir, dir_name, seal.payload_name)
     if fs.stat(path).size_bytes != seal.payload_bytes:
@@ -337,6 +346,13 @@ MUTANTS: dict[str, Mutant] = {
     "quarantine syncs only the directory it moves to": Mutant(
         traces=("quarantine",),
         wrap=without(lambda call, path, last: call == "sync_dir" and last.startswith("sync_dir") and "quarantine" not in path and "step-" in path),
+    ),
+    "release moves the seal before the payload": Mutant(
+        traces=("release",), patched=lambda: patch.object(quarantine, "release_part", _release_seal_first)
+    ),
+    "release moves the seal before the payload's name is durable": Mutant(
+        traces=("release",),
+        wrap=without(lambda call, path, last: call == "sync_dir" and last.startswith("rename") and "/step-" in path and "tensors" in last),
     ),
     "no checksum of the payload": Mutant(traces=("rot",), patched=_checks(_unchecked)),
     "only the size of the payload": Mutant(traces=("rot",), patched=_checks(_size_only)),

@@ -46,6 +46,15 @@ def quarantine(world: World) -> None:
     world.save()
 
 
+def release(world: World) -> None:
+    """What went bad reads right again (another controller, say) and is released; then the run goes on."""
+    world.start()
+    world.save()
+    world.save(spoil=layout.REPLICATED)
+    world.release()
+    world.save()
+
+
 def rot(world: World) -> None:
     """A verified checkpoint goes bad long after."""
     world.start()
@@ -282,6 +291,7 @@ FAST: dict[str, Callable[[World], None]] = {
     "one save": one_save,
     "saves and retention": saves,
     "quarantine": quarantine,
+    "release": release,
     "rot": rot,
     "first goes bad": first_goes_bad,
     "full disk": full_disk,

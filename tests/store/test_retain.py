@@ -37,7 +37,9 @@ rows = st.builds(
     metric=st.none() | st.floats(-5, 5),
 )
 tiers = st.lists(rows, max_size=12, unique_by=lambda f: f.dir_name).map(tuple)
-policies = st.builds(Retention, keep_last=st.integers(0, 5), keep_top=st.integers(0, 3), mode=st.sampled_from(["min", "max"]))
+policies = st.builds(
+    Retention, keep_last=st.integers(0, 5), keep_top=st.integers(0, 3), mode=st.sampled_from(["min", "max"]), keep_every=st.sampled_from([0, 0, 1, 4])
+)
 some_dir = st.none() | st.builds(lambda a, s: f"{a}/{s}", st.integers(1, 3), st.integers(0, 30))
 
 
@@ -84,7 +86,18 @@ def test_what_retention_keeps_is_bounded(tier: tuple[Found, ...], policy: Retent
     anchor = max(proven, key=age)
     older = [f for f in ours if age(f) < age(anchor) and not (f.attempt_seq == 0 and f.step > anchor.step)]
     kept = [f for f in older if decide(ours, policy)[f.dir_name].keep]
-    assert len(kept) <= max(policy.keep_last, 1) + policy.keep_top
+    multiples = [f for f in older if policy.keep_every and f.step % policy.keep_every == 0]
+    assert len(kept) <= max(policy.keep_last, 1) + policy.keep_top + len(multiples)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tiers, policies)
+def test_of_the_lineage_every_whole_checkpoint_whose_step_is_a_multiple_stays(tier: tuple[Found, ...], policy: Retention) -> None:
+    verdicts = decide(tier, policy)
+    without = decide(tier, dataclasses.replace(policy, keep_every=0))
+    for f in tier:
+        is_multiple = bool(policy.keep_every) and f.step % policy.keep_every == 0 and f.is_on_lineage and f.is_complete
+        assert verdicts[f.dir_name].keep == (is_multiple or without[f.dir_name].keep)
 
 
 @settings(max_examples=200, deadline=None)

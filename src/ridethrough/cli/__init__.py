@@ -37,6 +37,9 @@ VERBS = {
     "scrub": "Read every copy of a run back, and repair what is damaged.",
     "restore": "Bring a checkpoint back into RUN from another place.",
     "du": "Say where the bytes of a run are.",
+    "prune": "Remove checkpoints that need not stay, each with its reason.",
+    "quarantine": "Look at damaged parts that were moved aside, and put them back.",
+    "export": "Write a checkpoint for other tools: safetensors, torch, DCP.",
     "plan": "Say what will happen after a power cut, before it happens.",
     "drill": "Cut the power of a small training job and measure what is lost.",
 }

@@ -87,7 +87,7 @@ _NOT_RUNNING: dict[str, Any] = {
 def _ask_keeper(run_dir: str, now_s: float) -> dict[str, Any] | None:
     """What is live, from memory; None if no keeper keeps this run here. Never touches the run directory."""
     socket_path = find_socket(run_dir)
-    if socket_path is None:
+    if not socket_path:  # empty: a verb has the lock for a moment, and no keeper ever had it
         return None
     try:
         link = KeeperLink(socket_path, role="status", timeout_s=_KEEPER_S)

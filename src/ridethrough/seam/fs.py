@@ -21,6 +21,8 @@ from typing import Protocol
 from ridethrough.errors import StorageDenied, StorageError, StorageUnreachable, StoreFull, StoreReadOnly
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", -1), errno.EFBIG}
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system says that knows no hard links."""
 _DENIED = {errno.EACCES, errno.EPERM}
 _UNREACHABLE = {
     getattr(errno, name, -1)
@@ -283,6 +285,44 @@ class PosixFileSystem:
         with translated(path, "usage"):
             found = shutil.disk_usage(path)
         return Usage(total_bytes=found.total, free_bytes=found.free)
+
+
+def name_new(source: str, target: str) -> None:
+    """The file or directory has the new name for every reader; FileExistsError if the name is taken, also meanwhile.
+
+    Not durable until the directory is synced.
+    """
+    with translated(target, "name"):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        if not os.path.isdir(source):
+            try:
+                # A link and not a rename, which would replace what somebody else has put there since.
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+            else:
+                os.unlink(source)
+                return
+        os.rename(source, target)  # of a directory: refused where the target is one that is not empty
+
+
+def sync_tree(path: str) -> None:
+    """Everything in and below the directory survives power loss, but not yet its own name."""
+    with translated(path, "fsync"):
+        for directory, _, names in os.walk(path, topdown=False, onerror=_raise):
+            # Whoever wrote the files was not us: without this their bytes may be in the page cache only, then their names.
+            for place in (*(os.path.join(directory, name) for name in names), directory):
+                descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _create_exclusively(path: str) -> int:

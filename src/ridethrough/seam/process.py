@@ -187,8 +187,13 @@ class FileLock:
         self.path = path
         self._descriptor = -1
 
-    def acquire(self, *, run: str, note: str) -> str:
+    def acquire(self, *, run: str, note: str | None) -> str:
         """This process owns the lock, and `note` stands in the file for whoever wants to find it.
+
+        Args:
+            run: What it is about, for the message.
+            note: None leaves what the previous owner had left: whoever only borrows the lock must not make the next
+                keeper forget which trainers the last one has left behind.
 
         Returns:
             What the previous owner had left there.
@@ -205,6 +210,8 @@ class FileLock:
             os.close(descriptor)
             raise StoreLocked(path=run, holder=f"process {holder}") from None
         previous = os.pread(descriptor, PATH_BYTES, 0).decode("utf-8", "replace")
+        if note is None:
+            note = "".join(previous.split("\n")[1:2])
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{note}\n{start_time(os.getpid())} {boot_id()}\n".encode(), 0)
         self._descriptor = descriptor

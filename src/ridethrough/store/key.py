@@ -7,7 +7,6 @@ read by its owner only: whoever has it can tell supervisors what to do.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -15,13 +14,11 @@ import uuid
 
 from ridethrough.errors import UsageError
 from ridethrough.format import layout
-from ridethrough.seam.fs import FileSystem, translated
+from ridethrough.seam.fs import NO_LINKS, FileSystem, translated
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _OTHERS = 0o077
 _MAX_BYTES = 4096
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system says that knows no hard links."""
 
 
 def new_key() -> str:
@@ -107,7 +104,7 @@ def ensure_key(fs: FileSystem, run_dir: str) -> str:
             os.unlink(temporary)
     fs.sync_dir(run_dir)  # without it a power cut may take the name away
     key = kept_key(fs, run_dir)
-    if key is None and refusal is not None and refusal.errno not in _NO_LINKS:
+    if key is None and refusal is not None and refusal.errno not in NO_LINKS:
         with translated(path, "link"):
             raise refusal
     if key is None:

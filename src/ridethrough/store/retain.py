@@ -21,6 +21,8 @@ class Retention:
     """Also keep this many with the best metric (`save_top_k`)."""
     mode: str = "min"
     """Whether a smaller ("min") or larger ("max") metric is better."""
+    keep_every: int = 0
+    """Also keep every complete one of the lineage whose step is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class Verdict:
     reason: str
 
 
+def anchor_of(found: tuple[Found, ...]) -> Found | None:
+    """The newest checkpoint that is proven: it alone lets others go."""
+    return max((f for f in found if f.is_on_lineage and f.is_complete and f.is_verified), key=lambda f: (f.attempt_seq, f.step), default=None)
+
+
 def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None, resumed_from: str | None) -> tuple[Verdict, ...]:
     """A verdict for each checkpoint.
 
@@ -62,8 +69,7 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
         never the newest verified one.
     """
     alive = [f for f in found if f.is_on_lineage and f.is_complete]
-    proven = [f for f in alive if f.is_verified]
-    anchor = max(proven, key=lambda f: (f.attempt_seq, f.step), default=None)
+    anchor = anchor_of(found)
     newest = sorted(alive, key=lambda f: (f.attempt_seq, f.step), reverse=True)[: max(policy.keep_last, 1)]
     rated = sorted((f for f in alive if f.metric is not None), key=lambda f: f.metric or 0.0, reverse=policy.mode == "max")
     best = rated[: max(policy.keep_top, 0)]
@@ -86,6 +92,8 @@ def plan(found: tuple[Found, ...], policy: Retention, *, in_progress: str | None
             return say(True, f"one of the last {policy.keep_last}")
         if f in best:
             return say(True, f"one of the best {policy.keep_top}")
+        if policy.keep_every > 0 and f.step % policy.keep_every == 0 and f.is_on_lineage and f.is_complete:
+            return say(True, f"its step is a multiple of {policy.keep_every}")
         if (f.attempt_seq or anchor.attempt_seq, f.step) > (anchor.attempt_seq, anchor.step):
             return say(True, "newer than the newest verified")
         if not f.is_complete:

@@ -23,7 +23,9 @@ class PartResult:
     error: RideThroughError | None
 
 
-def load_part(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal, *, past_cache: bool = False) -> bytearray:
+def load_part(
+    fs: FileSystem, run_dir: str, dir_name: str, seal: Seal, *, past_cache: bool = False, progress: Callable[[int], None] | None = None
+) -> bytearray:
     """The payload in memory, proven chunk by chunk: what was checked is what is returned.
 
     Raises:
@@ -31,7 +33,7 @@ def load_part(fs: FileSystem, run_dir: str, dir_name: str, seal: Seal, *, past_c
         StorageUnreachable: It cannot be read now, or a read came back short although the file has its length.
     """
     payload = bytearray(seal.payload_bytes)
-    check_part(fs, run_dir, dir_name, seal, buffer=memoryview(payload), past_cache=past_cache)
+    check_part(fs, run_dir, dir_name, seal, buffer=memoryview(payload), past_cache=past_cache, progress=progress)
     specs, _ = part.parse_header(payload, path=os.path.join(dir_name, seal.payload_name))
     if specs != seal.tensors:
         raise Damaged(path=os.path.join(dir_name, seal.payload_name), detail="its tensors are not those that its seal lists")

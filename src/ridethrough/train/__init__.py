@@ -5,5 +5,5 @@ run, and who sees what), `loading` (every rank gets its parts) and `nodes` (addr
 is the only place with collectives. `state` turns objects into tensors and trees and back, `data`
 makes a DataLoader resumable, `deal` gives what is left of an epoch to any number of ranks, `rng`
 holds the random generators, `provenance` says what made the run, `guard` compares it with what would
-resume it.
+resume it, and `export` writes state dicts for other tools.
 """

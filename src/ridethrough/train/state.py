@@ -265,6 +265,18 @@ def decode(loaded: LoadedPart) -> Any:
     return found
 
 
+def join(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of every object: what all ranks hold in common, and the private tree of one of them."""
+    saved = dict(common)
+    for name, state in own["objects"].items():
+        saved[name] = {**saved[name], **state} if name in saved else state
+    for name, versions in own["module_versions"].items():
+        # Modules read the version of their own format from here; without it an old rule could be applied to new state.
+        saved[name] = collections.OrderedDict(saved[name])
+        saved[name]._metadata = collections.OrderedDict(versions)
+    return saved
+
+
 def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int, world_size: int, seals: Iterable[Seal] = ()) -> dict[str, Any]:
     """Every tracked object has the state of the checkpoint, proven bit for bit; returns the private tree that this rank goes on from.
 
@@ -291,14 +303,8 @@ def apply(tracked: Iterable[Tracked], parts: Iterable[LoadedPart], *, rank: int,
     if context["rank"] != rank % context["world_size"]:
         raise StateMismatch(name="the job", detail=f"rank {context['rank']} of {context['world_size']} there, rank {rank} of {world_size} here")
     common = trees.get(layout.REPLICATED, {}).get("objects", {})
-    saved = dict(common)
-    for name, state in own["objects"].items():
-        saved[name] = {**saved[name], **state} if name in saved else state
+    saved = join(common, own)
     here = structure(items)
-    for name, versions in own["module_versions"].items():
-        # Modules read the version of their own format from here; without it an old rule could be applied to new state.
-        saved[name] = collections.OrderedDict(saved[name])
-        saved[name]._metadata = collections.OrderedDict(versions)
     for item in items:
         if item.name not in saved:
             raise StateMismatch(name=item.name, detail="it was not tracked when this checkpoint was made")
