@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridethrough import config_file
-from ridethrough.config import GATES, Config, NodeConfig, PeersConfig, RecoveryConfig, ResumeConfig, keys, load
+from ridethrough.config import Config, NodeConfig, PeersConfig, RecoveryConfig, ResumeConfig, keys, load
+from ridethrough.config_rules import GATES
 from ridethrough.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -184,6 +185,57 @@ def test_a_start_waits_where_there_is_something_to_wait_for() -> None:
     assert not written('run = "/r"\n').has_gates
     assert written('[recovery]\npaths = ["/data"]\n').has_gates
     assert written('run = "/r"\n' + THREE).has_gates
+
+
+# -- other places ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tier_is_a_place_a_domain_and_what_is_kept_there(here: Path) -> None:
+    found = written(
+        'run = "/r"\n[tiers.cloud]\nplace = "s3://bucket/exp001"\nbandwidth = "50MB/s"\nkeep_last = 10\nkeep_every = 1000\n'
+        '[tiers.mirror]\nplace = "mirror/exp001"\ndomain = "room-b"\n'
+    )
+    cloud, mirror = found.tiers
+    assert (cloud.place, cloud.domain, cloud.bandwidth_bytes_per_s, cloud.keep_last, cloud.keep_every) == (
+        "s3://bucket/exp001",
+        "cloud",
+        50e6,
+        10,
+        1000,
+    )
+    assert (mirror.place, mirror.domain, mirror.bandwidth_bytes_per_s, mirror.keep_last) == (str(here / "mirror/exp001"), "room-b", None, 3)
+    assert Config.from_facts(json.loads(json.dumps(found.as_facts()))) == found
+
+
+@pytest.mark.parametrize(
+    ("tiers", "said", "hint"),
+    [
+        ('[tiers.a]\nplace = "/m"\nbandwidth = "fast"\n', "'fast' is not a bandwidth", 'write bandwidth = "50MB/s"'),
+        ('[tiers.a]\nplace = "/m"\nbandwidth = "0MB/s"\n', "is not a bandwidth", ""),
+        ('[tiers.a]\nplace = "/m"\nkeep_last = 0\n', "at least 1", ""),
+        ('[tiers.a]\ndomain = "x"\n', "tiers.a.place is missing", "write place"),
+        ('[tiers.a]\nplace = "/m"\nkeep = 3\n', "there is no such key", "keep_last"),
+        ('[tiers.a]\nplace = "/m"\n[tiers.b]\nplace = "/m/"\n', "is the place of a too", "one copy is enough"),
+        ('[tiers.a]\nplace = "/r"\n', "is the run directory itself", "another place"),
+        ('[tiers."Big One"]\nplace = "/m"\n', "is no name of a tier", "[tiers.mirror]"),
+        ('[tiers.a.example.com]\nplace = "/m"\n', "table within a tier", '[tiers."a.example.com"]'),
+        ("tiers = 3\n", "must be a table", "[tiers.NAME]"),
+    ],
+)
+def test_what_is_wrong_with_a_tier_is_said_with_what_to_write(tiers: str, said: str, hint: str) -> None:
+    found = refused(f'run = "/r"\n{tiers}')
+    assert said in found[0]
+    assert hint in found[1]
+
+
+def test_a_tier_without_a_run_is_refused() -> None:
+    assert "it must be known which" in refused('[tiers.a]\nplace = "/m"\n')[0]
+
+
+def test_copies_in_the_only_power_domain_are_refused() -> None:
+    nodes = '[nodes.n0]\naddress = "10.0.0.1"\ndomain = "hall"\n'
+    assert "one cut takes all of them" in refused(f'run = "/r"\n{nodes}[tiers.a]\nplace = "/m"\ndomain = "hall"\n')[0]
+    assert written(f'run = "/r"\n{nodes}[tiers.a]\nplace = "/m"\ndomain = "annex"\n').tiers
 
 
 # -- as JSON ---------------------------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ to check.
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ridethrough import config_rules
+from ridethrough.config_rules import GATES, listed
 from ridethrough.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 
 FILE = "ridethrough.toml"
 _PROJECT_FILE = "pyproject.toml"
-GATES = ("storage", "network", "rendezvous", "workers")
-"""What must be there before a node trains, in the default order."""
-PORTS_COUNT = 8
-"""Ports from `rendezvous_port` on that launches use in turn."""
 _PEER_PORT = 29577
 """Beside torchrun's 29500 and outside the range that systems hand out by themselves (32768 and up)."""
-_NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
-"""What `seam.process.node_name` makes of a host name."""
-_HOST = re.compile(r"[\w.-]+")
 _VARIABLE = "RIDETHROUGH_"
 _ALIASES = {"RIDETHROUGH_KEY_FILE": "peers.key_file"}
 _PATHS = ("run", "peers.key_file", "recovery.paths")
@@ -47,6 +40,20 @@ class NodeConfig:
     """Where the others reach it: an address or a host name."""
     domain: str
     """What loses power together with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """Another place, into which verified checkpoints are copied."""
+
+    name: str
+    place: str
+    domain: str
+    """What loses power together with it."""
+    bandwidth_bytes_per_s: float | None = None
+    keep_last: int = 3
+    keep_every: int = 0
+    """0: none for their step alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +112,7 @@ class Config:
     storage: str = "detect"
     nodes: tuple[NodeConfig, ...] = ()
     """In start order; empty: this node alone."""
+    tiers: tuple[TierConfig, ...] = ()
     peers: PeersConfig = PeersConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     resume: ResumeConfig = ResumeConfig()
@@ -150,7 +158,7 @@ class Config:
             return NodeConfig(name=name, address=name, domain=name)
         table = f'"{name}"' if "." in name else name
         raise UsageError(
-            detail=f"{self.file}: this node is called {name} and [nodes] has only {_listed(self.order)}",
+            detail=f"{self.file}: this node is called {name} and [nodes] has only {listed(self.order)}",
             hint=f"write [nodes.{table}], or set RIDETHROUGH_NODE to the name that it has there",
         )
 
@@ -169,7 +177,12 @@ class Config:
     def as_facts(self) -> dict[str, Any]:
         """As JSON."""
         # A row a node and not a table: a thousand of them must fit in a keeper's answer.
-        return {**asdict(self), "nodes": [[node.name, node.address, node.domain] for node in self.nodes], "origins": dict(self.origins)}
+        return {
+            **asdict(self),
+            "nodes": [[node.name, node.address, node.domain] for node in self.nodes],
+            "tiers": [asdict(t) for t in self.tiers],
+            "origins": dict(self.origins),
+        }
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> Config:
@@ -179,6 +192,7 @@ class Config:
             run=facts["run"],
             storage=facts["storage"],
             nodes=tuple(NodeConfig(name=name, address=address, domain=domain) for name, address, domain in facts["nodes"]),
+            tiers=tuple(TierConfig(**tier) for tier in facts["tiers"]),
             peers=PeersConfig(**facts["peers"]),
             recovery=RecoveryConfig(**{**recovery, "paths": tuple(recovery["paths"]), "start_order": tuple(recovery["start_order"])}),
             resume=ResumeConfig(**facts["resume"]),
@@ -218,7 +232,7 @@ def load(path: str | None, environ: Mapping[str, str], flags: Mapping[str, Any])
             origins[key] = f"flag --{key.rpartition('.')[2].replace('_', '-')}"
     _make_absolute(values, file, origins)
     config = _build(values, file, origins)
-    _cross_check(config)
+    config_rules.check(config, lambda key: _where(key, config.origins, config.file))
     return config
 
 
@@ -342,6 +356,10 @@ def _make_absolute(values: dict[str, Any], file: str | None, origins: Mapping[st
             root = os.path.dirname(os.path.abspath(file)) if file and is_in_file else os.getcwd()
             found = place[name]
             place[name] = [_absolute(root, p) for p in found] if isinstance(found, list) else _absolute(root, found)
+    for name, tier in (values.get("tiers") or {}).items():
+        if "://" not in tier["place"]:
+            root = os.path.dirname(os.path.abspath(file)) if file else os.getcwd()
+            values["tiers"][name] = {**tier, "place": _absolute(root, tier["place"])}
 
 
 def _absolute(root: str, path: str) -> str:
@@ -362,10 +380,12 @@ def _build(values: Mapping[str, Any], file: str | None, origins: Mapping[str, st
     for name in ("paths", "start_order"):
         if name in recovery:
             recovery[name] = tuple(recovery[name])
+    tiers = tuple(_tier(name, given) for name, given in values.get("tiers", {}).items())
     top = {name: values[name] for name in ("run", "storage") if name in values}
     return Config(
         **top,
         nodes=nodes,
+        tiers=tiers,
         peers=PeersConfig(**peers),
         recovery=RecoveryConfig(**recovery),
         resume=ResumeConfig(**values.get("resume", {})),
@@ -374,89 +394,11 @@ def _build(values: Mapping[str, Any], file: str | None, origins: Mapping[str, st
     )
 
 
+def _tier(name: str, given: Mapping[str, Any]) -> TierConfig:
+    renamed = {"bandwidth_bytes_per_s" if key == "bandwidth" else key: value for key, value in given.items()}
+    return TierConfig(**{"name": name, "domain": name, **renamed})
+
+
 def _with_unit(kind: type[PeersConfig | RecoveryConfig], name: str) -> str:
     """The field of a key: a duration has its unit in the value there, in the name here."""
     return f"{name}_s" if f"{name}_s" in {f.name for f in fields(kind)} else name
-
-
-def _cross_check(config: Config) -> None:
-    """What is right key by key also fits together."""
-
-    def refuse(key: str, text: str, hint: str) -> NoReturn:
-        raise UsageError(detail=f"{_where(key, config.origins, config.file)}: {key}: {text}", hint=hint)
-
-    _check_nodes(config, refuse)
-    if len(config.nodes) > 1 and config.run is None:
-        refuse(
-            "run",
-            "several nodes find each other by the run directory, so it must be known before the script names it",
-            'write run = "/path", or give --run',
-        )
-    peers, recovery = config.peers, config.recovery
-    if not 0 < peers.suspect_s < peers.dead_s:
-        key = "peers.dead" if "peers.dead" in config.origins else "peers.suspect"
-        refuse(
-            key,
-            f"a node is suspected after {peers.suspect_s:g} s of silence and given up after {peers.dead_s:g} s",
-            "write a suspect above 0 and a longer dead",
-        )
-    wanted = sorted(GATES)
-    order = recovery.start_order
-    if sorted(order) != wanted or order[-1] != "workers" or order.index("network") > order.index("rendezvous"):
-        refuse(
-            "recovery.start_order",
-            "each of the four gates once, workers last, rendezvous after network",
-            f"write start_order = [{', '.join(f'{chr(34)}{gate}{chr(34)}' for gate in GATES)}]",
-        )
-    if recovery.min_nodes > max(len(config.nodes), 1):
-        refuse(
-            "recovery.min_nodes",
-            f"{recovery.min_nodes} are more than the {len(config.nodes) or 1} that may take part",
-            f"write min_nodes = {len(config.nodes) or 1} or less, or add [nodes.NAME]",
-        )
-    if recovery.then == "shrink" and config.storage == "node-local":
-        refuse(
-            "recovery.then",
-            'with storage = "node-local" two halves that do not see each other could both go on',
-            'write then = "stop"; or storage = "shared" if every node does see the same run directory',
-        )
-    if peers.port and recovery.rendezvous_port <= peers.port < recovery.rendezvous_port + PORTS_COUNT:
-        refuse(
-            "peers.port",
-            f"{peers.port} is one of torchrun's ports, {recovery.rendezvous_port} to {recovery.rendezvous_port + PORTS_COUNT - 1}",
-            f"write port = {recovery.rendezvous_port + PORTS_COUNT} or another port",
-        )
-
-
-def _check_nodes(config: Config, refuse: Callable[[str, str, str], NoReturn]) -> None:
-    seen: dict[str, str] = {}
-    for node in config.nodes:
-        key = f"nodes.{node.name}"
-        if not _NODE.fullmatch(node.name):
-            usable = re.sub(r"[^a-z0-9.-]", "-", node.name.lower()).strip(".-")[:63] or "node"
-            table = f'"{usable}"' if "." in usable else usable
-            refuse(key, f"{node.name!r} is no name of a node: small letters, digits, dots and dashes", f"write [nodes.{table}]")
-        address = _normal_address(node.address)
-        if address is None:
-            refuse(
-                f"{key}.address",
-                f"{node.address!r} is neither an address nor a host name (ports are set by peers.port; addresses with a zone do not reach all nodes)",
-                'write address = "10.0.0.1", "fd00::1" or "host.name"',
-            )
-        if address in seen:
-            refuse(f"{key}.address", f"{node.address} is the address of {seen[address]} too", f"give {node.name} or {seen[address]} another address")
-        seen[address] = node.name
-
-
-def _normal_address(text: str) -> str | None:
-    """The same text for the same address; None if it is neither an address nor a name."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return text.lower().rstrip(".") if _HOST.fullmatch(text) and not re.fullmatch(r"[\d.]+", text) else None
-    return None if getattr(address, "scope_id", None) else str(address)
-
-
-def _listed(names: tuple[str, ...], at_most: int = 8) -> str:
-    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return ", ".join(names[:at_most]) + more

@@ -61,6 +61,22 @@ def _text(value: object) -> object:
     return value
 
 
+_RATES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def bytes_per_s(value: object) -> float:
+    """Bytes per second of a bandwidth with its unit: `"500kB/s"`, `"50MB/s"`, `"1GB/s"`.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)B/s", value) if isinstance(value, str) else None
+    if found is None or not float(found.group(1)):
+        raise _Wrong(f"{value!r} is not a bandwidth", value='"50MB/s"', hint="units are kB/s, MB/s and GB/s")
+    return float(found.group(1)) * _RATES[found.group(2)]
+
+
+Bandwidth = Annotated[float, BeforeValidator(bytes_per_s)]
 Duration = Annotated[float, BeforeValidator(duration_s)]
 Text = Annotated[str, BeforeValidator(_text)]
 """TOML has no null: None marks a key that was not given, and such keys are left out of the answer."""
@@ -145,6 +161,16 @@ class ResumeKeys(_Section):
     batch_size: Policy | None = Field(None, description='another batch size of a tracked loader. Default "warn"')
 
 
+class TierKeys(_Section):
+    """`[tiers.NAME]`: another place, into which every verified checkpoint is copied in the background."""
+
+    place: Text = Field(description="a run directory there: a path that every node reaches by the same name, `file:///PATH` or `s3://BUCKET/PREFIX`")
+    domain: Text | None = Field(None, description="what loses power together with it. Default: its name, a domain of its own")
+    bandwidth: Bandwidth | None = Field(None, description='the most that copying takes, of each node: `"50MB/s"`. Default: no bound')
+    keep_last: int | None = Field(None, ge=1, description="how many of the newest are kept there. Default 3")
+    keep_every: int | None = Field(None, ge=1, description="and every one whose step is a multiple of this. Default: none")
+
+
 class FileKeys(_Section):
     """The top of the file."""
 
@@ -158,19 +184,27 @@ class FileKeys(_Section):
         'Default "detect": found out at the start',
     )
     nodes: dict[str, NodeKeys] | None = Field(None, description="the nodes that may take part, in start order. Default: this one alone")
+    tiers: dict[str, TierKeys] | None = Field(None, description="other places for copies. Default: none")
     peers: PeersKeys | None = None
     recovery: RecoveryKeys | None = None
     resume: ResumeKeys | None = None
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"": FileKeys, "nodes.NAME": NodeKeys, "peers": PeersKeys, "recovery": RecoveryKeys, "resume": ResumeKeys}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "": FileKeys,
+    "nodes.NAME": NodeKeys,
+    "tiers.NAME": TierKeys,
+    "peers": PeersKeys,
+    "recovery": RecoveryKeys,
+    "resume": ResumeKeys,
+}
 LISTS = {"recovery.paths", "recovery.start_order"}
 NUMBERS = {"peers.port", "recovery.min_nodes", "recovery.rendezvous_port"}
 
 
 def scalar_keys() -> tuple[str, ...]:
     """Every key that has one value, by its dotted name: what an environment variable may set."""
-    names = [name for name in FileKeys.model_fields if name != "nodes" and name not in SECTIONS]
+    names = [name for name in FileKeys.model_fields if name not in ("nodes", "tiers", *SECTIONS)]
     for section in ("peers", "recovery", "resume"):
         names += [f"{section}.{name}" for name in SECTIONS[section].model_fields]
     return tuple(names)
@@ -190,7 +224,9 @@ def check(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
     try:
         found = FileKeys.model_validate(dict(raw))
     except ValidationError as error:
-        return {}, tuple(_problem(e["type"], e["loc"], e.get("input"), e.get("ctx") or {}, e["msg"]) for e in error.errors())[:_MOST_SHOWN]
+        # What is missing comes last: as a rule it stands there under another name.
+        errors = sorted(error.errors(), key=lambda e: e["type"] == "missing")
+        return {}, tuple(_problem(e["type"], e["loc"], e.get("input"), e.get("ctx") or {}, e["msg"]) for e in errors)[:_MOST_SHOWN]
     return found.model_dump(exclude_unset=True), ()
 
 
@@ -212,6 +248,8 @@ def _problem(kind: str, loc: Sequence[str | int], value: Any, context: Mapping[s
         return Problem(key=key, text=f"{key}: {wrong.text}", value=wrong.value, hint=wrong.hint)
     if kind == "extra_forbidden":
         return _unknown(key, loc, value)
+    if kind == "missing":
+        return Problem(key=key, text=f"{key} is missing", hint=f"write {loc[-1]} = … in [{'.'.join(map(str, loc[:-1]))}]")
     if kind == "literal_error":
         words = re.findall(r"'([^']+)'", str(context.get("expected", "")))
         near = difflib.get_close_matches(str(value), words, n=1)
@@ -221,7 +259,7 @@ def _problem(kind: str, loc: Sequence[str | int], value: Any, context: Mapping[s
     if kind in _KINDS:
         text = f"{key} is {value!r}; it must be {_KINDS[kind]}"
         if kind in ("dict_type", "model_type"):
-            table = "nodes.NAME" if loc[0] == "nodes" else key
+            table = f"{loc[0]}.NAME" if loc[0] in ("nodes", "tiers") else key
             return Problem(key=key, text=text, hint=f"write a table: [{table}] on a line of its own")
         example = {"string_type": f'"{value}"', "list_type": f'["{value}"]'}.get(kind) or _EXAMPLES.get(key)
         return Problem(key=key, text=text, value=example)
@@ -236,10 +274,11 @@ def _unknown(key: str, loc: Sequence[str | int], value: Any) -> Problem:
     """A key that nobody knows: the nearest one, or the table it would belong to."""
     name = str(loc[-1])
     place = _place(loc[:-1])
-    if place == "nodes.NAME" and isinstance(value, Mapping):
+    if place in ("nodes.NAME", "tiers.NAME") and isinstance(value, Mapping):
         # TOML reads [nodes.n0.example.com] as tables within tables.
         full = ".".join([*map(str, loc[1:]), *_only_tables(value)])
-        return Problem(key=key, text=f"{key} is a table within a node: a node's name with dots needs quotes", hint=f'write [nodes."{full}"]')
+        kind = place.partition(".")[0].removesuffix("s")
+        return Problem(key=key, text=f"{key} is a table within a {kind}: a {kind}'s name with dots needs quotes", hint=f'write [{kind}s."{full}"]')
     known = list(SECTIONS[place].model_fields)
     near = difflib.get_close_matches(name, known, n=1)
     elsewhere = [f"[{s}] {k}" for s, model in SECTIONS.items() for k in model.model_fields if k == name and s not in ("", place)]
@@ -256,7 +295,7 @@ def _unknown(key: str, loc: Sequence[str | int], value: Any) -> Problem:
 def _place(loc: Sequence[str | int]) -> str:
     if not loc:
         return ""
-    return "nodes.NAME" if loc[0] == "nodes" else str(loc[0])
+    return f"{loc[0]}.NAME" if loc[0] in ("nodes", "tiers") else str(loc[0])
 
 
 def _only_tables(value: Mapping[str, Any]) -> list[str]:

@@ -350,7 +350,7 @@ class SimPersister:
         plan = self._node.plan
         assert plan is not None
         self._save = _Save(plan, step, dark, flush, written_s, written_s + self._room.verify_s)
-        self.says |= {"busy": {"step": step}, "taken": max(self.says["taken"], step)}
+        self.says |= {"busy": {"step": step, "phase": "writing", "since_s": self._node.clock.here_s(now_s)}, "taken": max(self.says["taken"], step)}
         self._save.parts = self._parts(plan, step, dark)
         self._publish()
 

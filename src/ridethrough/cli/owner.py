@@ -14,9 +14,12 @@ from ridethrough.seam.fs import FileSystem
 from ridethrough.snapshot import address
 from ridethrough.store.catalog import Catalog
 
+_LOOK_UP_S = 60.0
+"""Longer than any mount needs that only is slow."""
+
 
 @contextlib.contextmanager
-def owning(wanted: Target) -> Iterator[None]:
+def owning(run_dir: str, *, shown: str) -> Iterator[None]:
     """No job on this node has the run, and none gets it, while the block runs.
 
     The lock is this node's. Of a run on a shared directory a job on another node is not kept out.
@@ -25,9 +28,9 @@ def owning(wanted: Target) -> Iterator[None]:
         StoreLocked: A job, or another verb, has it; names the process.
     """
     # The path that a keeper takes, too: through a link it would be another lock.
-    lock = process.FileLock(address.lock_path(address.real_path(wanted.run_dir)))
+    lock = process.FileLock(address.lock_path(address.real_path(run_dir, limit_s=_LOOK_UP_S)))
     # Without it a persister could write, remove or set aside the same files at the same time.
-    lock.acquire(run=wanted.shown, note=None)
+    lock.acquire(run=shown, note=None)
     try:
         yield
     finally:

@@ -98,7 +98,7 @@ def command(
         decision = decide(fs, wanted, policy, monitor)
         _answer(wanted, decision, policy, monitor, is_json=is_json, is_dry_run=True)
         output.end(0 if decision.anchor or not decision.rows else 1)
-    with owner.owning(wanted):
+    with owner.owning(wanted.run_dir, shown=wanted.shown):
         decision = decide(fs, wanted, policy, monitor)
         owner.require_marker(decision.catalog)
         if does_verify and decision.anchor is None and decision.newest is not None:

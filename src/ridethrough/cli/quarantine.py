@@ -136,7 +136,7 @@ def release(run: str, part: str, is_json: bool) -> None:
     """
     fs, clock = PosixFileSystem(), SystemClock()
     wanted = target.find(fs, run, verb="quarantine release")
-    with owner.owning(wanted):
+    with owner.owning(wanted.run_dir, shown=wanted.shown):
         catalog = target.load(fs, wanted)
         owner.require_marker(catalog)
         entry = pick(survey(fs, wanted), wanted, part)

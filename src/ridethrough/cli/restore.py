@@ -37,22 +37,18 @@ def command(run: str, where: str, step: int | None, bytes_per_s: float | None, i
     from ridethrough.seam import process  # noqa: PLC0415  locks are Linux only; --help works everywhere
 
     process.require_linux("ridethrough restore")
-    from ridethrough.snapshot.address import lock_path  # noqa: PLC0415
+    from ridethrough.cli import owner  # noqa: PLC0415
 
     clock = SystemClock()
     now_at = clock.now_at()
     there, here = open_place(where), open_place(run)
     here = Place(fs=here.fs, run_dir=os.path.realpath(here.run_dir), shown=here.shown, is_mounted=True)
-    lock = process.FileLock(lock_path(here.run_dir))
     # A job that writes here would not expect what comes in.
-    lock.acquire(run=here.shown, note="")
-    try:
+    with owner.owning(here.run_dir, shown=here.shown):
         chosen = _choose(there, step)
         have = _newest(here)
         is_newer = have is not None and step is None and (have.attempt.seq, have.step) >= (chosen.attempt.seq, chosen.step)
         done = [] if is_newer else copy_all(there, here, (chosen,), clock=clock, bytes_per_s=bytes_per_s)
-    finally:
-        lock.release()
     restart = _newest(here)
     assert restart is not None
     if is_json:

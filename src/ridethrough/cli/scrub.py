@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from dataclasses import asdict
 
 import click
@@ -48,22 +48,17 @@ def command(run: str, places: tuple[str, ...], is_dry: bool, is_json: bool) -> N
     from ridethrough.seam import process  # noqa: PLC0415  locks are Linux only; --help works everywhere
 
     process.require_linux("ridethrough scrub")
-    from ridethrough.snapshot.address import lock_path  # noqa: PLC0415
+    from ridethrough.cli import owner  # noqa: PLC0415
 
     now_at = SystemClock().now_at()
     fs = PosixFileSystem()
     wanted = target.find(fs, run, verb="scrub")
     every = (Place(fs=fs, run_dir=wanted.run_dir, shown=wanted.shown, is_mounted=True), *(open_place(place) for place in places))
-    lock = process.FileLock(lock_path(os.path.realpath(wanted.run_dir)))
-    if not is_dry:
-        # Only whoever owns the run sets files aside in it.
-        lock.acquire(run=wanted.shown, note="")
-    try:
+    # Only whoever owns the run sets files aside in it.
+    with contextlib.nullcontext() if is_dry else owner.owning(wanted.run_dir, shown=wanted.shown):
         total_bytes = sum(seal.payload_bytes for place in every for c in read_catalog(place.fs, place.run_dir).checkpoints for seal in c.seals)
         with output.progress(f"reading {count(len(every), 'place')}", total_bytes) as advance:
             findings = scrub(every, is_repairing=not is_dry, advance=advance)
-    finally:
-        lock.release()
     code = exit_code(findings)
     if is_json:
         rows = [{**asdict(found), "detail": found.detail or None} for found in findings]

@@ -78,6 +78,7 @@ _NOT_RUNNING: dict[str, Any] = {
     "exposure": None,
     "exposures": [],
     "nodes": None,
+    "copies": [],
     "save": None,
     "alarms": [],
     "ranks": [],
@@ -97,12 +98,13 @@ def _ask_keeper(run_dir: str, now_s: float) -> dict[str, Any] | None:
         answer = link.board(names.PERSIST).read() if names.PERSIST in held else {}
         copies = link.board(names.COURIER).read() if names.COURIER in held else {}
         launch = int(control.get("launch", 0))
+        tiers = {name.removeprefix(names.COPIER): link.board(name, size).read() for name, size in held.items() if name.startswith(names.COPIER)}
         boards = [link.board(name, size).read() for name, size in held.items() if name.startswith(f"{launch}/rank/")]
         plan = link.board(names.plan_board(launch), names.PLAN_BYTES).read() if names.plan_board(launch) in held else {}
         link.close()
     except KeeperGone as error:
         return {**_NOT_RUNNING, "keeper": {"pid": None, "answers": False}, "alarms": [f"the keeper does not answer: {error}"]}
-    return _describe(look, control, answer, copies, sorted((b for b in boards if b), key=lambda b: int(b["rank"])), plan, now_s)
+    return _describe(look, control, answer, copies, tiers, sorted((b for b in boards if b), key=lambda b: int(b["rank"])), plan, now_s)
 
 
 def _describe(
@@ -110,6 +112,7 @@ def _describe(
     control: dict[str, Any],
     answer: dict[str, Any],
     copies: dict[str, Any],
+    tiers: dict[str, dict[str, Any]],
     ranks: list[dict[str, Any]],
     plan: dict[str, Any],
     now_s: float,
@@ -131,6 +134,7 @@ def _describe(
         "exposure": _exposure(steps, durable, plan, now_s),
         "exposures": _exposures(steps, durable, plan, control),
         "nodes": _nodes(control),
+        "copies": [_copy(name, said, steps, now_s) for name, said in sorted(tiers.items()) if said],
         "save": {
             "next_step": control.get("announced") or (first_save(plan["restored_step"], plan["save_interval_steps"]) if plan else None),
             "interval_steps": (plan or {}).get("save_interval_steps"),
@@ -138,7 +142,7 @@ def _describe(
             "in_progress": {"step": busy["step"], "phase": busy["phase"], "age_s": round(now_s - busy["since_s"], 2)} if busy else None,
             "last_s": answer.get("save_s"),
         },
-        "alarms": _alarms(helpers, answer, copies, control, now_s),
+        "alarms": [*_alarms(helpers, answer, copies, control, now_s), *_copy_alarms(tiers)],
         "ranks": [
             {
                 "rank": r["rank"],
@@ -151,6 +155,29 @@ def _describe(
             for r in ranks
         ],
     }
+
+
+def _copy(name: str, said: dict[str, Any], steps: list[int], now_s: float) -> dict[str, Any]:
+    """Of a tier: the newest checkpoint that is there, and what losing all others would cost."""
+    done, busy = said.get("done"), said.get("busy")
+    return {
+        "tier": name,
+        "place": said["place"],
+        "domain": said["domain"],
+        "step": done["step"] if done else None,
+        "age_s": round(now_s - done["at_s"], 2) if done else None,
+        "lost_steps": max(steps) - int(done["step"]) if done and steps else None,
+        "in_progress": {"step": busy["step"], "copied_bytes": busy["copied_bytes"], "age_s": round(now_s - busy["since_s"], 2)} if busy else None,
+        "failures_in_a_row": said["failures_in_a_row"],
+    }
+
+
+def _copy_alarms(tiers: dict[str, dict[str, Any]]) -> list[str]:
+    failing = {name: said for name, said in sorted(tiers.items()) if said.get("failures_in_a_row")}
+    return [
+        f"{said['failures_in_a_row']} copies to {name} in a row failed, the last at step {said['failed']['step']}: {said['failed']['message']}"
+        for name, said in failing.items()
+    ]
 
 
 def _point(value: dict[str, Any] | None, now_s: float) -> dict[str, Any] | None:
@@ -240,6 +267,7 @@ def _show(shown: str, found: dict[str, Any]) -> None:
         rows.append(("verified", _when(found["verified"])))
         rows.append(("exposure", _lost(found["exposure"])))
         rows += [("", f"if {e['scope']} went dark now: {e['steps']} steps would be lost") for e in found["exposures"]]
+        rows += [("copy" if not i else "", _copied(c)) for i, c in enumerate(found["copies"])]
         rows.append(("next save", _text((found["save"] or {}).get("next_step"), "step {}")))
         busy = (found["save"] or {}).get("in_progress")
         if busy:
@@ -282,6 +310,13 @@ def _rank_row(rank: dict[str, Any]) -> tuple[output.Cell, ...]:
     phase = str(rank["phase"]) if rank["is_alive"] else f"{rank['phase']} (process is gone)"
     age = f"{rank['step_age_s']:.1f} s ago" if rank["step_age_s"] is not None else output.UNKNOWN
     return str(rank["rank"]), str(rank["pid"]), phase, _text(rank["step"]), age
+
+
+def _copied(copy: dict[str, Any]) -> str:
+    there = f"step {copy['step']}, {output.human_age(copy['age_s'])} ago" if copy["step"] is not None else "nothing yet"
+    busy = copy["in_progress"]
+    now = f"; step {busy['step']} is on its way, {output.human_bytes(busy['copied_bytes'])}" if busy else ""
+    return f"in {copy['domain']} ({copy['place']}): {there}{now}"
 
 
 def _text(value: object, form: str = "{}") -> str:

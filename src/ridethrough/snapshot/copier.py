@@ -20,7 +20,7 @@ from ridethrough.snapshot import link as names
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.plan import Plan
 from ridethrough.store import retain
-from ridethrough.store.catalog import read_catalog
+from ridethrough.store.catalog import candidates, read_catalog
 from ridethrough.store.copy import Copied, copy_checkpoint, paced
 from ridethrough.store.place import Place, open_place
 from ridethrough.store.retain import Retention
@@ -200,3 +200,20 @@ def held_back(link: KeeperLink) -> frozenset[str]:
             if busy:
                 found.add(str(busy["dir_name"]))
     return frozenset(found)
+
+
+def finish(fs: FileSystem, clock: Clock, run_dir: str, tiers: tuple[Tier, ...], *, echo: Echo) -> None:
+    """When the job is over: the newest checkpoint is in every tier, too, or it was said why not. For whoever starts a keeper."""
+    for tier in tiers:
+        try:
+            there, catalog = open_place(tier.place), read_catalog(fs, run_dir)
+            sealed = sorted((c for c in catalog.checkpoints if c.seals), key=lambda c: (c.attempt.seq, c.step))
+            # Complete if it is all here; of a job with a disk a node, what is here of the newest.
+            chosen = next(iter(candidates(catalog)), sealed[-1] if sealed else None)
+            if chosen is None:
+                return
+            here = Place(fs=fs, run_dir=run_dir, shown=run_dir, is_mounted=True)
+            copied = copy_checkpoint(here, there, chosen, advance=paced(clock, lambda _: None, tier.bandwidth_bytes_per_s))
+            echo("copy.done", {"tier": tier.name, "place": there.shown, "step": chosen.step, "copied_bytes": copied.copied_bytes})
+        except (RideThroughError, OSError) as error:
+            echo("copy.failed", {"tier": tier.name, "place": tier.place, "step": None, "message": str(error)})

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ridethrough.config import GATES, PORTS_COUNT, RecoveryConfig
+from ridethrough.config import RecoveryConfig
+from ridethrough.config_rules import GATES, PORTS_COUNT
 
 __all__ = ["GATES", "MEMBERS_VARIABLE", "Call", "Presence", "call", "launch_environment", "missing", "spelled"]
 

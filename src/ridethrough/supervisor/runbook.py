@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ridethrough.config import PORTS_COUNT, Config
+from ridethrough.config import Config
+from ridethrough.config_rules import PORTS_COUNT
 from ridethrough.errors import JobStuck, StorageUnreachable, TwoHeads
 from ridethrough.supervisor.muster import spelled
 
