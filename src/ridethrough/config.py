@@ -78,6 +78,21 @@ class RecoveryConfig:
     """torchrun's own default."""
 
 
+QUESTIONS = ("replicas", "repair", "concurrent_writes", "one_node_dark")
+"""What only who runs a storage system can say about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFacts:
+    """What a person knows of the storage below a path, in free text; None: nothing."""
+
+    path: str
+    replicas: str | None = None
+    repair: str | None = None
+    concurrent_writes: str | None = None
+    one_node_dark: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything that was decided, and where."""
@@ -89,6 +104,7 @@ class Config:
     """In start order; empty: this node alone."""
     peers: PeersConfig = PeersConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    storage_facts: tuple[StorageFacts, ...] = ()
     file: str | None = None
     """Where it was read from."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +133,11 @@ class Config:
     def domains(self) -> dict[str, str]:
         """Power domain of each configured node."""
         return {node.name: node.domain for node in self.nodes}
+
+    def facts_of(self, path: str) -> StorageFacts | None:
+        """What is known of the storage that holds an absolute path: of the deepest one that is described."""
+        above = [told for told in self.storage_facts if path == told.path or path.startswith(f"{told.path.rstrip('/')}/")]
+        return max(above, key=lambda told: len(told.path), default=None)
 
     def require_node(self, name: str) -> NodeConfig:
         """The node of that name; without configured nodes every name is right.
@@ -162,6 +183,7 @@ class Config:
             nodes=tuple(NodeConfig(name=name, address=address, domain=domain) for name, address, domain in facts["nodes"]),
             peers=PeersConfig(**facts["peers"]),
             recovery=RecoveryConfig(**{**recovery, "paths": tuple(recovery["paths"]), "start_order": tuple(recovery["start_order"])}),
+            storage_facts=tuple(StorageFacts(**told) for told in facts["storage_facts"]),
             file=facts["file"],
             origins=dict(facts["origins"]),
         )
@@ -319,6 +341,8 @@ def _make_absolute(values: dict[str, Any], file: str | None, origins: Mapping[st
             root = os.path.dirname(os.path.abspath(file)) if file and is_in_file else os.getcwd()
             found = place[name]
             place[name] = [_absolute(root, p) for p in found] if isinstance(found, list) else _absolute(root, found)
+    if file and "storage_facts" in values:
+        values["storage_facts"] = {_absolute(os.path.dirname(os.path.abspath(file)), path): told for path, told in values["storage_facts"].items()}
 
 
 def _absolute(root: str, path: str) -> str:
@@ -340,7 +364,15 @@ def _build(values: Mapping[str, Any], file: str | None, origins: Mapping[str, st
         if name in recovery:
             recovery[name] = tuple(recovery[name])
     top = {name: values[name] for name in ("run", "storage") if name in values}
-    return Config(**top, nodes=nodes, peers=PeersConfig(**peers), recovery=RecoveryConfig(**recovery), file=file, origins=dict(origins))
+    return Config(
+        **top,
+        nodes=nodes,
+        peers=PeersConfig(**peers),
+        recovery=RecoveryConfig(**recovery),
+        storage_facts=tuple(StorageFacts(path=path, **told) for path, told in values.get("storage_facts", {}).items()),
+        file=file,
+        origins=dict(origins),
+    )
 
 
 def _with_unit(kind: type[PeersConfig | RecoveryConfig], name: str) -> str:
