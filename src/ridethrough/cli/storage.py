@@ -66,16 +66,16 @@ def check(path: str, peers: tuple[str, ...], size: str | None, ssh: str, remote:
         raise UsageError(detail="storage check got an empty path (an unset variable?)", hint="ridethrough storage check --help")
     hosts = tuple(dict.fromkeys(host.strip() for text in peers for host in text.split(",") if host.strip()))
     request = Request(
-        path=os.path.realpath(path),
+        path=os.path.abspath(path),
         size_bytes=None if size is None else _parse_size(size),
         peers=hosts,
         ssh=_words(ssh, "--ssh"),
         remote=_words(remote, "--remote"),
     )
-    told = configuration.load(config_path, os.environ, {}).facts_of(request.path)
+    settings = configuration.load(config_path, os.environ, {})
     with output.phases(PHASES) as (enter, tick):
         found = measure(request, enter=enter, tick=tick)
-    answer = judge(found, told)
+    answer = judge(found, settings.facts_of(found.path))
     if is_json:
         output.emit("ridethrough.storage-check", _payload(found, answer), now_at=SystemClock().now_at())
     else:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -89,18 +88,21 @@ def _be_child(function: Callable[[], Any], pipe: int, parent: int, inherited: Se
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means, and kills
         for descriptor in inherited:
             os.close(descriptor)  # a pipe is at its end when its own child closes it, and not when the last of all does
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            # Whoever reads the parent's output to its end would wait for a child that the kernel holds in a dead mount.
+            os.dup2(nowhere, descriptor)
         try:
-            said = {"value": function()}
+            said: dict[str, Any] = {"value": function()}
         except RideThroughError as error:
             said = {"error": [type(error).__name__, error.fields]}
         except OSError as error:
             fields = {"detail": os.strerror(error.errno or 0), "path": os.fsdecode(error.filename or "?")}
             said = {"error": [StorageError.__name__, fields]}
+        except Exception as error:  # noqa: BLE001  a bug of ours, shown by the parent
+            said = {"error": [Internal.__name__, {"detail": f"in a helper: {type(error).__name__}: {error}"}]}
         with open(pipe, "wb") as file:
             file.write(json.dumps(said).encode())
-    except BaseException:
-        traceback.print_exc()
-        raise
     finally:
         os._exit(0)  # nothing of the parent's may run here: no second clean-up, no flush
 

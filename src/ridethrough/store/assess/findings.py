@@ -112,7 +112,7 @@ class Seen:
     fresh_s: float | None = None
     """A new file that it had not looked for before."""
     listed_s: float | None = None
-    """A new file, in a listing."""
+    """A new file, in a listing that had been read before."""
     replaced_s: float | None = None
     """A file it had read, replaced by rename."""
     torn_count: int | None = None

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ridethrough.config import QUESTIONS, StorageFacts
 from ridethrough.seam.place import Mount
-from ridethrough.store.assess.findings import Creates, Findings, Seen, Sync, Timed
+from ridethrough.store.assess.findings import Creates, Findings, Rename, Seen, Sync, Timed
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _NETWORK = {
@@ -161,7 +161,7 @@ def _judge_kind(found: Findings, mount: Mount, kind: str, notes: _Notes) -> None
         notes.objections.append(f"{mount.file_system} is memory, gone with the power")
     elif kind == "overlay":
         below = found.below
-        if mount.option("volatile") is not None:
+        if mount.option("volatile") is not None or mount.option("fsync") == "volatile":
             notes.objections.append("overlay mounted volatile: fsync does nothing")
         elif below is not None and kind_of(below) == "memory":
             notes.objections.append(f"the overlay's upper directory is on {below.file_system}, gone with the power")
@@ -243,15 +243,7 @@ def _of_names(found: Findings, notes: _Notes) -> list[Fact]:
     facts = []
     rename, race, calls = found.rename, found.exclusive, found.calls
     if rename is not None:
-        bad = rename.missing_count + rename.torn_count
-        what = f"{rename.reads_count} reads in {rename.renames_count} renames, {rename.missing_count} no file, {rename.torn_count} torn"
-        if bad:
-            notes.objections.append(f"rename is not atomic for a reader ({what})")
-        if rename.unreadable_count:
-            notes.remarks.append(f"{rename.unreadable_count} reads of a file that was replaced meanwhile failed")
-        figures = {name: getattr(rename, name) for name in ("renames_count", "reads_count", "missing_count", "torn_count", "unreadable_count")}
-        how = f"two processes of this node; {what}"
-        facts.append(Fact(name="rename", state=State.MEASURED, text="not atomic" if bad else "atomic, replaces", how=how, figures=figures))
+        facts.append(_of_rename(rename, notes))
     if race is not None:
         facts.append(_of_races(found, notes))
     if calls is not None:
@@ -264,6 +256,21 @@ def _of_names(found: Findings, notes: _Notes) -> list[Fact]:
         if not calls.reads_past_cache:
             notes.remarks.append("no O_DIRECT: 'verified' rests on a hint that the kernel may ignore")
     return facts
+
+
+def _of_rename(rename: Rename, notes: _Notes) -> Fact:
+    counted = f"{rename.reads_count} reads in {rename.renames_count} renames, {rename.missing_count} no file, {rename.torn_count} torn"
+    text = "atomic, replaces"
+    if rename.missing_count or rename.unreadable_count:
+        text = "replaces, not atomic for a reader"
+        # A seal, which decides whether a checkpoint exists, always gets a new name.
+        notes.remarks.append(f"a reader may fail while a file is replaced ({counted}); no file that a resume rests on is ever replaced")
+    if rename.torn_count:
+        text = "not atomic"
+        notes.objections.append(f"rename is not atomic for a reader ({counted})")
+    figures = {name: getattr(rename, name) for name in ("renames_count", "reads_count", "missing_count", "torn_count", "unreadable_count")}
+    how = f"two processes of this node; {counted}"
+    return Fact(name="rename", state=State.MEASURED, text=text, how=how, figures=figures)
 
 
 def _of_races(found: Findings, notes: _Notes) -> Fact:

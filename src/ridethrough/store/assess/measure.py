@@ -59,6 +59,7 @@ class Request:
     """What to measure."""
 
     path: str
+    """Absolute; links in it are followed."""
     size_bytes: int | None
     """Of the large file; None: what takes seconds."""
     peers: tuple[str, ...]
@@ -91,7 +92,8 @@ def measure(request: Request, *, enter: Callable[[str], None], tick: Tick) -> Fi
     fs, clock = PosixFileSystem(), SystemClock()
     enter(PHASES[0])
     looked = one(partial(_look, fs, request), "looking")
-    with _own_directory(request.path, one) as (own, not_removed):
+    path = str(looked["path"])
+    with _own_directory(path, one) as (own, not_removed):
         enter(PHASES[1])
         sync = one(partial(_measure_sync, fs, own), "small writes")
         can_sync = sync["refused"] is None
@@ -122,7 +124,7 @@ def measure(request: Request, *, enter: Callable[[str], None], tick: Tick) -> Fi
             asked = [partial(see.ask_peer, fs, own, host, (*request.ssh, "--", host, *request.remote)) for host in request.peers]
             seen = [Seen(**found) for found in ask(asked, "asking other nodes", see.LIMIT_S)]
     return Findings(
-        path=request.path,
+        path=path,
         mount=_mount(looked["mount"]),
         block=place.Block(**looked["block"]) if looked["block"] else None,
         below=_mount(looked["below"]),
@@ -174,6 +176,7 @@ def _look(fs: FileSystem, request: Request) -> dict[str, Any]:
             raise StoreMissing(detail="not a directory, but a file", path=path, hint="ridethrough storage check DIRECTORY")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreMissing(detail="there is no such directory", path=path, hint="mkdir, or mount it; then the same again") from error
+    path = os.path.realpath(path)  # in this child: also this asks the storage
     mount = place.mount_of(path)
     block = place.block_of(mount) if mount else None
     upper = mount.option("upperdir") if mount and mount.file_system == "overlay" else None
@@ -182,6 +185,7 @@ def _look(fs: FileSystem, request: Request) -> dict[str, Any]:
     usage = fs.usage(path)
     affordable_bytes(request.size_bytes, usage.free_bytes)
     return {
+        "path": path,
         "mount": asdict(mount) if mount else None,
         "block": asdict(block) if block else None,
         "below": asdict(below) if below else None,

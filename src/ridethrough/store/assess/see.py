@@ -109,7 +109,7 @@ def _converse(fs: FileSystem, sub: str, asker: _Asker) -> dict[str, Any]:
     if found["fresh_s"] is None:
         return found  # another directory, most likely: whatever else is asked takes as long and says the same
     sight("watched_s", "watched", lambda: _publish(fs, sub, "watched", 0), is_watched=True)
-    sight("listed_s", "listed", lambda: _publish(fs, sub, "listed", 0), is_watched=False, op="list")
+    sight("listed_s", "listed", lambda: _publish(fs, sub, "listed", 0), is_watched=True, op="list")
     old = _digest(_content("fresh", 0))
     sight("replaced_s", "fresh", lambda: _publish(fs, sub, "fresh", 1), is_watched=False, old=old)
     asker.ask(_SLACK_S, op="race")
