@@ -82,6 +82,7 @@ def test_what_loses_or_mixes_checkpoints_is_not_fit(name: str) -> None:
     assert answer.verdict is Verdict.UNFIT
     assert len(answer.objections) == 1
     assert word in answer.reason
+    assert answer.saves == ()  # nothing is called durable there
 
 
 @pytest.mark.parametrize("name", REMARKED)
@@ -151,12 +152,12 @@ def test_a_directory_is_a_leftover_only_if_its_check_cannot_be_running(name: str
 
 @given(st.integers(0), st.integers(0, 1 << 50))
 def test_the_large_file_never_crowds_the_place(asked: int, free: int) -> None:
-    assert affordable_bytes(None, free) <= free // 4
+    assert affordable_bytes(None, free, path="/x") <= free // 4
     if asked > free:
         with pytest.raises(StoreFull):
-            affordable_bytes(asked, free)
+            affordable_bytes(asked, free, path="/x")
     else:
-        assert affordable_bytes(asked, free) == asked
+        assert affordable_bytes(asked, free, path="/x") == asked
 
 
 # -- the kernel's words ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ VERBS = {
     "show": "Show what a checkpoint holds: provenance, state, parts.",
     "verify": "Read every copy back from the disk and check it.",
     "du": "Say where the bytes of a run are.",
-    "storage": "Say whether a place is fit for checkpoints, and what a save costs there.",
+    "storage": "Say whether a place is fit for checkpoints.",
     "plan": "Say what will happen after a power cut, before it happens.",
     "drill": "Cut the power of a small training job and measure what is lost.",
 }

@@ -38,7 +38,7 @@ _HELP_END = output.help_end(
 @output.verbosity_option
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Say whether a place is fit for checkpoints, and what a save costs there."""
+    """Say whether a place is fit for checkpoints."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

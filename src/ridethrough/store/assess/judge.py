@@ -82,6 +82,7 @@ class Assessment:
     remarks: tuple[str, ...]
     facts: tuple[Fact, ...]
     saves: tuple[Save, ...]
+    """Empty where the place is not fit, or bandwidth was not measured."""
 
 
 def judge(found: Findings, told: StorageFacts | None) -> Assessment:
@@ -104,7 +105,9 @@ def judge(found: Findings, told: StorageFacts | None) -> Assessment:
         verdict, reason = Verdict.REMARKS, f"fit for checkpoints, with {len(remarks)} remark{'s' if len(remarks) > 1 else ''}"
     else:
         verdict, reason = Verdict.FIT, "fit for checkpoints, as far as software can tell"
-    return Assessment(verdict=verdict, reason=reason, objections=objections, remarks=remarks, facts=tuple(facts), saves=_saves(found))
+    # Nothing is called durable, not even in a table of examples, where it would not be.
+    saves = () if objections else _saves(found)
+    return Assessment(verdict=verdict, reason=reason, objections=objections, remarks=remarks, facts=tuple(facts), saves=saves)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -113,7 +114,7 @@ def measure(request: Request, *, enter: Callable[[str], None], tick: Tick) -> Fi
             creates.append(_added_up(ask([partial(_create, fs, own, start_s, number, count) for number in range(count)], "creating files")))
         enter(PHASES[8])
         bandwidth = None
-        size_bytes = affordable_bytes(request.size_bytes, looked["free_bytes"])
+        size_bytes = affordable_bytes(request.size_bytes, looked["free_bytes"], path=path)
         if can_sync and size_bytes:
             is_asked = request.size_bytes is not None
             limit_s = _LIMIT_S + 2 * size_bytes / _SLOWEST_BYTES_PER_S
@@ -152,7 +153,7 @@ def _timed(found: dict[str, Any] | None) -> Timed | None:
     return Timed(**found) if found else None
 
 
-def affordable_bytes(asked_bytes: int | None, free_bytes: int) -> int:
+def affordable_bytes(asked_bytes: int | None, free_bytes: int, *, path: str) -> int:
     """How large the large file may be: a quarter of what is free at most, 0 if even a small one would crowd the place.
 
     Raises:
@@ -162,7 +163,8 @@ def affordable_bytes(asked_bytes: int | None, free_bytes: int) -> int:
         found = min(DEFAULT_SIZE_BYTES, free_bytes // 4)
         return found if found >= _BLOCK_BYTES else 0
     if asked_bytes > free_bytes:
-        raise StoreFull(detail=f"--size {asked_bytes} and {free_bytes} bytes free", path="--size", hint=f"--size {free_bytes // 4} or less")
+        detail = f"--size is {asked_bytes} bytes and {free_bytes} are free"
+        raise StoreFull(detail=detail, path=path, hint=f"--size {free_bytes // 4} or less")
     return asked_bytes
 
 
@@ -173,9 +175,12 @@ def _look(fs: FileSystem, request: Request) -> dict[str, Any]:
     path = request.path
     try:
         if not fs.stat(path).is_dir:
-            raise StoreMissing(detail="not a directory, but a file", path=path, hint="ridethrough storage check DIRECTORY")
+            raise StoreMissing(
+                detail="not a directory, but a file", path=path, hint=f"ridethrough storage check {shlex.quote(os.path.dirname(path))}"
+            )
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreMissing(detail="there is no such directory", path=path, hint="mkdir, or mount it; then the same again") from error
+        hint = f"mkdir -p {shlex.quote(path)}   (or mount what should be there)"
+        raise StoreMissing(detail="there is no such directory", path=path, hint=hint) from error
     path = os.path.realpath(path)  # in this child: also this asks the storage
     mount = place.mount_of(path)
     block = place.block_of(mount) if mount else None
@@ -183,7 +188,7 @@ def _look(fs: FileSystem, request: Request) -> dict[str, Any]:
     # Of a container's layers this mount namespace often sees nothing: then only the overlay itself is known.
     below = place.mount_of(upper) if upper and os.path.isdir(upper) else None
     usage = fs.usage(path)
-    affordable_bytes(request.size_bytes, usage.free_bytes)
+    affordable_bytes(request.size_bytes, usage.free_bytes, path=path)
     return {
         "path": path,
         "mount": asdict(mount) if mount else None,
