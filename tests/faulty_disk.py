@@ -1,4 +1,4 @@
-"""A directory on a FUSE file system whose calls fail on request with an errno of the kernel, or hang.
+"""A directory on a FUSE file system whose calls fail on request with an errno of the kernel, lie, or hang.
 
 with FaultyDisk(work) as disk:
     disk.fail("fsync", errno.EIO)
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -54,6 +55,10 @@ class FaultyDisk:
         """These calls fail from now on."""
         self._say({"calls": [calls] if isinstance(calls, str) else list(calls), "error": error})
 
+    def lie(self, calls: str | Iterable[str]) -> None:
+        """These calls say yes from now on, and do nothing; a rename is made, but as a copy into the old file."""
+        self._say({"calls": [], "error": 0, "lies": [calls] if isinstance(calls, str) else list(calls)})
+
     def hang(self) -> None:
         """No call comes back, as on a hard mount whose server is gone: whoever waits can be killed, and nothing else."""
         assert self._server is not None
@@ -94,15 +99,26 @@ def serve(mount_point: str, back: str, rule_path: str) -> None:
         if op in rule["calls"]:
             raise mfusepy.FuseOSError(rule["error"])
 
+    def is_lie(op: str) -> bool:
+        return op in json.loads(Path(rule_path).read_text(encoding="ascii")).get("lies", ())
+
     def obedient(op: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def obeying(*arguments: Any) -> Any:
             obey(op)
+            if op != "rename" and is_lie(op):
+                return 0
             try:
                 return call(*arguments)
             except OSError as error:
                 raise mfusepy.FuseOSError(error.errno) from None
 
         return obeying
+
+    def copy(data: bytes, path: str) -> None:
+        with open(path, "wb", buffering=0) as file:
+            for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+                file.write(half)
+                time.sleep(0.005)
 
     class Disk(mfusepy.Operations):
         use_ns = True
@@ -153,6 +169,12 @@ def serve(mount_point: str, back: str, rule_path: str) -> None:
             return 0
 
         def rename(self, old: str, new: str) -> int:
+            if is_lie("rename") and os.path.exists(self._at(new)):
+                data = Path(self._at(old)).read_bytes()
+                os.unlink(self._at(old))
+                # After the answer: until then the FUSE library lets nobody else at the file.
+                threading.Thread(target=copy, args=(data, self._at(new))).start()
+                return 0
             os.rename(self._at(old), self._at(new))
             return 0
 

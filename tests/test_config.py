@@ -238,12 +238,20 @@ def test_copies_in_the_only_power_domain_are_refused() -> None:
     assert written(f'run = "/r"\n{nodes}[tiers.a]\nplace = "/m"\ndomain = "annex"\n').tiers
 
 
+def test_what_is_known_of_the_storage_of_a_path_is_that_of_the_deepest_path_described() -> None:
+    found = written('[storage_facts."/"]\nrepair = "never"\n[storage_facts."/ckpt"]\nreplicas = "3"\n')
+    described = {path: told.path if (told := found.facts_of(path)) else None for path in ("/ckpt", "/ckpt/exp1", "/ckpt2", "/")}
+    assert described == {"/ckpt": "/ckpt", "/ckpt/exp1": "/ckpt", "/ckpt2": "/", "/": "/"}
+    assert Config().facts_of("/ckpt") is None
+
+
 # -- as JSON ---------------------------------------------------------------------------------------------------------------
 
 
 def test_facts_bring_back_the_same_configuration_and_a_thousand_nodes_fit_in_an_answer() -> None:
     nodes = "".join(f'[nodes.gpu{i:04d}]\naddress = "10.0.{i // 250}.{i % 250}"\ndomain = "rack-{i // 8}"\n' for i in range(1024))
-    found = written(f'run = "/r"\nstorage = "shared"\n[recovery]\npaths = ["/a"]\nthen = "shrink"\n{nodes}')
+    facts = '[storage_facts."/ckpt"]\nreplicas = "3"\n[storage_facts.scratch]\nrepair = "an hour"\n'
+    found = written(f'run = "/r"\nstorage = "shared"\n[recovery]\npaths = ["/a"]\nthen = "shrink"\n{nodes}{facts}')
     text = json.dumps(found.as_facts())
     assert len(text) < 100_000
     assert Config.from_facts(json.loads(text)) == found
@@ -261,6 +269,16 @@ def test_facts_bring_back_the_same_configuration_and_a_thousand_nodes_fit_in_an_
         ("[recovery]\nport = 3\n", "ridethrough.toml: recovery.port: there is no such key", "it belongs to [peers] port"),
         ("[recovery]\ninterface = 'x'\n", "ridethrough.toml: recovery.interface: there is no such key", "it belongs to [peers] interface"),
         ("[peers]\nxyzzy = 3\n", "ridethrough.toml: peers.xyzzy: there is no such key", "keys in [peers]: port, interface, key_file, suspect, dead"),
+        (
+            "[storage_facts.'/ckpt']\nreplica = '3'\n",
+            "ridethrough.toml: storage_facts./ckpt.replica: there is no such key",
+            "did you mean replicas?",
+        ),
+        (
+            "[storage_facts]\nreplicas = '3'\n",
+            "ridethrough.toml: storage_facts.replicas is '3'; it must be a table",
+            "write a table: [storage_facts.PATH] on a line of its own",
+        ),
         ("[nodes.n0]\nadress = 'x'\n", "ridethrough.toml: nodes.n0.adress: there is no such key", "did you mean address?"),
         ("[peers]\ndead = 15\n", "ridethrough.toml: peers.dead: 15 has no unit", 'write dead = "15s" (units are s, m and h)'),
         ("[peers]\ndead = '15'\n", "ridethrough.toml: peers.dead: '15' is not a duration", 'write dead = "15s" (units are s, m and h)'),

@@ -85,6 +85,21 @@ class RecoveryConfig:
     """torchrun's own default."""
 
 
+QUESTIONS = ("replicas", "repair", "concurrent_writes", "one_node_dark")
+"""What only who runs a storage system can say about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFacts:
+    """What a person knows of the storage below a path, in free text; None: nothing."""
+
+    path: str
+    replicas: str | None = None
+    repair: str | None = None
+    concurrent_writes: str | None = None
+    one_node_dark: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeConfig:
     """What a start does where its checkpoint was made by something else: `ignore`, `warn` or `refuse`, by field.
@@ -116,6 +131,7 @@ class Config:
     peers: PeersConfig = PeersConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     resume: ResumeConfig = ResumeConfig()
+    storage_facts: tuple[StorageFacts, ...] = ()
     file: str | None = None
     """Where it was read from."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -144,6 +160,11 @@ class Config:
     def domains(self) -> dict[str, str]:
         """Power domain of each configured node."""
         return {node.name: node.domain for node in self.nodes}
+
+    def facts_of(self, path: str) -> StorageFacts | None:
+        """What is known of the storage that holds an absolute path: of the deepest one that is described."""
+        above = [told for told in self.storage_facts if path == told.path or path.startswith(f"{told.path.rstrip('/')}/")]
+        return max(above, key=lambda told: len(told.path), default=None)
 
     def require_node(self, name: str) -> NodeConfig:
         """The node of that name; without configured nodes every name is right.
@@ -196,6 +217,7 @@ class Config:
             peers=PeersConfig(**facts["peers"]),
             recovery=RecoveryConfig(**{**recovery, "paths": tuple(recovery["paths"]), "start_order": tuple(recovery["start_order"])}),
             resume=ResumeConfig(**facts["resume"]),
+            storage_facts=tuple(StorageFacts(**told) for told in facts["storage_facts"]),
             file=facts["file"],
             origins=dict(facts["origins"]),
         )
@@ -360,6 +382,8 @@ def _make_absolute(values: dict[str, Any], file: str | None, origins: Mapping[st
         if "://" not in tier["place"]:
             root = os.path.dirname(os.path.abspath(file)) if file else os.getcwd()
             values["tiers"][name] = {**tier, "place": _absolute(root, tier["place"])}
+    if file and "storage_facts" in values:
+        values["storage_facts"] = {_absolute(os.path.dirname(os.path.abspath(file)), path): told for path, told in values["storage_facts"].items()}
 
 
 def _absolute(root: str, path: str) -> str:
@@ -389,6 +413,7 @@ def _build(values: Mapping[str, Any], file: str | None, origins: Mapping[str, st
         peers=PeersConfig(**peers),
         recovery=RecoveryConfig(**recovery),
         resume=ResumeConfig(**values.get("resume", {})),
+        storage_facts=tuple(StorageFacts(path=path, **told) for path, told in values.get("storage_facts", {}).items()),
         file=file,
         origins=dict(origins),
     )

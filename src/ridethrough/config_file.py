@@ -171,6 +171,15 @@ class TierKeys(_Section):
     keep_every: int | None = Field(None, ge=1, description="and every one whose step is a multiple of this. Default: none")
 
 
+class StorageFactsKeys(_Section):
+    """`[storage_facts."PATH"]`: what the one who runs the storage below a path says about it, in free text."""
+
+    replicas: Text | None = Field(None, description="how many copies or which erasure code it keeps, on what. Default: unknown")
+    repair: Text | None = Field(None, description="how long it takes until it is whole again after a cut. Default: unknown")
+    concurrent_writes: Text | None = Field(None, description="what it promises to several nodes that write at once. Default: unknown")
+    one_node_dark: Text | None = Field(None, description="whether it can be written without one of its own nodes. Default: unknown")
+
+
 class FileKeys(_Section):
     """The top of the file."""
 
@@ -188,6 +197,9 @@ class FileKeys(_Section):
     peers: PeersKeys | None = None
     recovery: RecoveryKeys | None = None
     resume: ResumeKeys | None = None
+    storage_facts: dict[str, StorageFactsKeys] | None = Field(
+        None, description="by path, what `ridethrough storage check` reports as configured. Default: nothing is known"
+    )
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -197,14 +209,17 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "peers": PeersKeys,
     "recovery": RecoveryKeys,
     "resume": ResumeKeys,
+    "storage_facts.PATH": StorageFactsKeys,
 }
+_NAMED = {"nodes": "nodes.NAME", "tiers": "tiers.NAME", "storage_facts": "storage_facts.PATH"}
+"""Tables of tables, each with a name of the user's."""
 LISTS = {"recovery.paths", "recovery.start_order"}
 NUMBERS = {"peers.port", "recovery.min_nodes", "recovery.rendezvous_port"}
 
 
 def scalar_keys() -> tuple[str, ...]:
     """Every key that has one value, by its dotted name: what an environment variable may set."""
-    names = [name for name in FileKeys.model_fields if name not in ("nodes", "tiers", *SECTIONS)]
+    names = [name for name in FileKeys.model_fields if name not in (*_NAMED, *SECTIONS)]
     for section in ("peers", "recovery", "resume"):
         names += [f"{section}.{name}" for name in SECTIONS[section].model_fields]
     return tuple(names)
@@ -259,7 +274,7 @@ def _problem(kind: str, loc: Sequence[str | int], value: Any, context: Mapping[s
     if kind in _KINDS:
         text = f"{key} is {value!r}; it must be {_KINDS[kind]}"
         if kind in ("dict_type", "model_type"):
-            table = f"{loc[0]}.NAME" if loc[0] in ("nodes", "tiers") else key
+            table = _NAMED.get(str(loc[0]), key)
             return Problem(key=key, text=text, hint=f"write a table: [{table}] on a line of its own")
         example = {"string_type": f'"{value}"', "list_type": f'["{value}"]'}.get(kind) or _EXAMPLES.get(key)
         return Problem(key=key, text=text, value=example)
@@ -295,7 +310,7 @@ def _unknown(key: str, loc: Sequence[str | int], value: Any) -> Problem:
 def _place(loc: Sequence[str | int]) -> str:
     if not loc:
         return ""
-    return f"{loc[0]}.NAME" if loc[0] in ("nodes", "tiers") else str(loc[0])
+    return _NAMED.get(str(loc[0]), str(loc[0]))
 
 
 def _only_tables(value: Mapping[str, Any]) -> list[str]:

@@ -47,6 +47,17 @@ def test_nothing_is_cut_and_no_line_is_wider_than_the_terminal(verb: str, column
     assert max(map(len, text.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_storage_check_fits_the_terminal_and_shows_its_phases(columns: int, good: Built) -> None:
+    text = seen("storage", "check", os.path.relpath(good.path), columns=columns)
+    assert "exclusive create ━" in ESCAPE.sub("", text)
+    answer = ESCAPE.sub("", text.rpartition("\x1b[2K")[2])
+    assert "…" not in answer
+    assert "exclusive create ━" not in answer
+    assert max(map(len, answer.splitlines())) <= columns
+    assert "(step 300)" in answer
+
+
 def test_colour_is_for_terminals_and_no_color_takes_it_away(good: Built) -> None:
     assert "\x1b[32mverified" in seen("ls", good.path, columns=80)
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):

@@ -40,6 +40,7 @@ VERBS = {
     "prune": "Remove checkpoints that need not stay, each with its reason.",
     "quarantine": "Look at damaged parts that were moved aside, and put them back.",
     "export": "Write a checkpoint for other tools: safetensors, torch, DCP.",
+    "storage": "Say whether a place is fit for checkpoints.",
     "plan": "Say what will happen after a power cut, before it happens.",
     "drill": "Cut the power of a small training job and measure what is lost.",
 }

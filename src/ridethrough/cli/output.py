@@ -22,7 +22,7 @@ and may use:
   of a stream (one a line, each with a `type`);
 - `table` rows under headings, `fields` names and values, `line` one line: all for people, on
   stdout, plain when stdout is no terminal, never truncated; cells are `str` or `Styled`;
-- `note` a line on stderr, `progress` a bar on stderr, on a terminal only;
+- `note` a line on stderr, `progress` a bar of bytes on stderr and `phases` one of phases, on a terminal only;
 - `end` stop with an exit code that is no error (1: the answer is no). An error is *raised*
   (`errors.RideThroughError`) and shown by `cli.main`; a field `hint=…` replaces its hint;
   `fail` shows one without ending, and returns its exit code;
@@ -55,8 +55,8 @@ from ridethrough.cli.text import UNKNOWN, age_s, count, human_age, human_bytes, 
 
 __all__ = [
     "UNKNOWN", "Cell", "Column", "Styled", "age_s", "as_dict", "count", "document", "emit", "emit_line", "end", "fail", "fields", "help_end",
-    "human_age", "human_bytes", "json_option", "line", "listed", "note", "progress", "quote", "quote_word", "ranges", "rfc3339", "safe", "table",
-    "verbosity_option",
+    "human_age", "human_bytes", "json_option", "line", "listed", "note", "phases", "progress", "quote", "quote_word", "ranges", "rfc3339", "safe",
+    "table", "verbosity_option",
 ]  # fmt: skip
 
 # Off-terminal there is nothing to fit into: a cut or folded cell would be lost to whoever reads the file.
@@ -171,6 +171,41 @@ def progress(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     with bar:
         task = bar.add_task(safe(label), total=total_bytes)
         yield lambda done: bar.update(task, advance=done)
+
+
+@contextlib.contextmanager
+def phases(names: Sequence[str]) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    """Which phase is running is on stderr, if stderr is a terminal.
+
+    Args:
+        names: All phases, in order.
+
+    Yields:
+        What to call with the name of a phase as it begins, and what to call now and then so that the time moves on.
+    """
+    if not _is_terminal(sys.stderr):
+        yield lambda _: None, lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=_console(sys.stderr),
+        transient=True,
+        auto_refresh=False,  # by a thread, and whoever measures in forked children must have none
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task("", total=len(names))
+
+        def enter(name: str) -> None:
+            bar.update(task, description=safe(name), completed=names.index(name), refresh=True)
+
+        yield enter, bar.refresh
 
 
 def _text(cell: Cell) -> Text:

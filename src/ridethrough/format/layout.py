@@ -29,7 +29,20 @@ _ATTEMPT = re.compile(r"([0-9]{6,18})-([0-9a-f]{8})")
 _CLAIM = re.compile(r"([0-9]{6,18})\.claim")
 _PART = re.compile(r"([a-z][a-z0-9-]{0,63})~([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)-([0-9a-f]{8})\.(safetensors|seal)")
 _PART_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_CHECK = re.compile(r"storage-check~([a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?)~([0-9a-z]{1,12})-([0-9]+)-([0-9]+)-([0-9]+)\.tmp")
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckDir:
+    """A parsed name of the directory that a storage check works in: which process made it."""
+
+    node: str
+    boot: str
+    space: str
+    """Of its pids."""
+    pid: int
+    started: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +97,20 @@ def parse_claim(name: str) -> int | None:
 def probe_name(token: str, node: str) -> str:
     """A file that a node leaves for the others to see."""
     return f"probe-{token}-{node}{TEMPORARY}"
+
+
+def check_name(node: str, boot: str, space: str, pid: int, started: int) -> str:
+    """The directory of one storage check."""
+    return f"storage-check~{node}~{boot}-{space}-{pid}-{started}{TEMPORARY}"
+
+
+def parse_check(name: str) -> CheckDir | None:
+    """Who made the directory of a storage check, or None if it is none."""
+    found = _CHECK.fullmatch(name)
+    if found is None:
+        return None
+    node, boot, space, pid, started = found.groups()
+    return CheckDir(node=node, boot=boot, space=space, pid=int(pid), started=int(started))
 
 
 def is_part(part: str, node: str) -> bool:

@@ -335,6 +335,11 @@ def _create_exclusively(path: str) -> int:
         raise
 
 
+def reads_direct(path: str) -> bool:
+    """The file (not empty) can be read with O_DIRECT."""
+    return _read_direct(path, memoryview(bytearray(_ALIGN)), 0) is not None
+
+
 def _read_direct(path: str, buffer: memoryview, offset: int) -> int | None:
     """Fill the buffer with O_DIRECT; None where the file system cannot."""
     try:

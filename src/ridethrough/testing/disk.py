@@ -1,4 +1,4 @@
-"""A small disk of its own, ext4 or XFS, whose power can be cut.
+"""A small disk of its own, ext4 or XFS, whose power can be cut; or btrfs, which cannot be cut while it is mounted.
 
 Needs root, loop devices and the ``mkfs`` of the file system; `missing_for_disks` says what is not there.
 """
@@ -22,6 +22,7 @@ _MKFS = {
     # Without these options mkfs leaves a kernel thread that writes to the disk behind our back.
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
     "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+    "btrfs": ("mkfs.btrfs", "-q", "-f", "-K"),
 }
 _COMMAND_S = 60.0
 _UMOUNT_TRIES = 100
@@ -44,10 +45,10 @@ class LoopDisk:
     """A file system in a sparse image, mounted at `path` while the context lasts.
 
     Args:
-        size_bytes: Size of the disk; XFS wants 300 MiB.
+        size_bytes: Size of the disk; XFS wants 300 MiB, btrfs 110 MiB.
         options: Mount options, comma separated.
         directory: Where image and mount point go; a temporary directory unless given.
-        file_system: "ext4" or "xfs".
+        file_system: "ext4", "xfs" or "btrfs".
 
     Durability:
         After `cut` every call on the mount fails with EIO, and `remount` shows what a machine
