@@ -113,12 +113,14 @@ def test_uncommitted_changes_are_named_by_what_they_change(repository: Path) -> 
     assert len({clean, two, three}) == 3
 
 
-def test_a_users_settings_for_git_diff_change_no_name_of_a_change(repository: Path) -> None:
+def test_a_users_settings_for_git_diff_change_no_name_of_a_change(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "train.py").write_text("lr = 2\n")
     before = git_diff(str(repository))
     for setting in ("diff.noprefix", "diff.mnemonicPrefix", "color.ui"):
         git(repository, "config", setting, "always" if setting == "color.ui" else "true")
-    git(repository, "config", "diff.external", "false")
+    (repository / ".git" / "info" / "attributes").write_text("*.py diff=converted\n")
+    git(repository, "config", "diff.converted.textconv", "wc -c")
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", "true")
     assert git_diff(str(repository)) == before
 
 

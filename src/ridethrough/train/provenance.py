@@ -48,9 +48,8 @@ def git_state(directory: str) -> tuple[str | None, bool | None]:
 
 def git_diff(directory: str) -> str | None:
     """Names the uncommitted changes of the work tree that `git_state` sees; None where git cannot tell."""
-    # Plumbing: what it prints does not depend on the user's settings for `git diff`.
-    command = ["git", "diff-index", "--patch", "--full-index", "--no-ext-diff", "--no-textconv", "HEAD"]
-    code, patch = run_captured(command, timeout_s=_GIT_S, cwd=directory)
+    # Plumbing: what it prints does not depend on the user's settings for `git diff`, on external and text converters neither.
+    code, patch = run_captured(["git", "diff-index", "--patch", "--full-index", "HEAD"], timeout_s=_GIT_S, cwd=directory)
     return hashlib.sha256(patch.encode()).hexdigest()[:32] if not code else None
 
 
