@@ -70,3 +70,26 @@ def test_what_cannot_be_read_is_said_and_not_left_out_silently(good: Built, call
     monkeypatch.setattr(PosixFileSystem, "list_dir", list_dir)
     assert call("du", "--json", good.path).json["is_partial"] is True
     assert "too small" in call("du", good.path).err
+
+
+def test_whether_it_becomes_full_is_foretold_from_the_journal(good: Built, call: Call) -> None:
+    for number in range(3):
+        good.journal.append(
+            "checkpoint.durable", step=400 + number, save_id=f"{number}" * 32, attempt_seq=1, size_bytes=1 << 20,
+            retention={"keep_last": 3, "keep_top": 1, "mode": "min", "keep_every": 0},
+        )  # fmt: skip
+    found = call("du", "--json", good.path).json["forecast"]
+    assert (found["verdict"], found["keep_last"], found["keep_top"], found["saves_count"]) == ("never", 3, 1, 3)
+    assert found["kept_at_most_bytes"] == 8 << 20
+    assert found["written_bytes_per_s"] > 0
+    out = call("du", good.path).out
+    assert "at most 8.0 MiB (keep_last=3, save_top_k=1" in out
+    assert "full    never" in out
+
+
+def test_what_the_journal_does_not_say_is_said_to_be_unknown(good: Built, call: Call) -> None:
+    found = call("du", "--json", good.path).json["forecast"]
+    assert (found["verdict"], found["full_in_s"], found["kept_at_most_bytes"], found["save_bytes"]) == ("unknown", None, None, None)
+    out = call("du", good.path).out
+    assert "growth  unknown" in out
+    assert "full    unknown (no save with its size is on record)" in out

@@ -102,6 +102,14 @@ def test_durable_and_verified_are_in_the_journal_in_that_order(node: FakeNode, f
     assert [event.kind for event in found.events] == ["checkpoint.durable", "checkpoint.verified"]
 
 
+def test_with_a_durable_save_it_is_on_record_how_many_are_kept(node: FakeNode, fs: PosixFileSystem) -> None:
+    node.post(10)
+    persister = node.persister(fs)
+    persister.tick()
+    found = journal.read(fs, [layout.journal_path(node.store.run_dir, node.store.node)])
+    assert found.of("checkpoint.durable")[0].data["retention"]["keep_last"] == node._keep_last
+
+
 def test_announced_step_is_saved(node: FakeNode, fs: PosixFileSystem) -> None:
     node.say(announced=20)
     persister = node.persister(fs)

@@ -191,6 +191,16 @@ def test_what_somebody_makes_meanwhile_is_not_replaced_either(kind: str, trained
     assert not list(tmp_path.glob("out.*"))
 
 
+def test_a_file_that_comes_between_the_look_and_the_name_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.write_bytes(b"ours")
+    theirs.write_bytes(b"theirs")
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    with pytest.raises(FileExistsError):
+        export.name_new(str(ours), str(theirs))
+    assert theirs.read_bytes() == b"theirs"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_part_is_named_and_nothing_is_written(kind: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = max(trained.path.glob("step-*"))

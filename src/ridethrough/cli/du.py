@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from ridethrough import journal
 from ridethrough.cli import output, target
 from ridethrough.cli.output import Column, Styled
-from ridethrough.errors import StorageError
+from ridethrough.errors import FormatTooNew, StorageError
 from ridethrough.format import layout
 from ridethrough.seam.clock import SystemClock
 from ridethrough.seam.fs import FileSystem, PosixFileSystem
+from ridethrough.store import forecast as future
+from ridethrough.store.forecast import Forecast
 
+_DAY_S = 86400
 _MAX_DEPTH = 16
 """Nothing of ours is deeper than three; what is, somebody else put there."""
 
@@ -69,6 +74,9 @@ class Shares:
 def command(run: str, is_json: bool) -> None:
     """Say where the bytes of a run are.
 
+    And whether they will fill the file system: from the saves of the newest
+    attempt and the retention in force, as far as the journals tell.
+
     Leftovers are unsealed files in step directories: of saves that were cut,
     or of one being written now. Retention removes them with their directory;
     do not do it by hand while the run is going on.
@@ -77,8 +85,12 @@ def command(run: str, is_json: bool) -> None:
     wanted = target.find(fs, run, verb="du")
     shares = divide(fs, wanted.run_dir)
     space = fs.usage(wanted.run_dir)
+    sizes = [size.size_bytes for _, size in shares.checkpoints]
+    held = sum(sizes) + shares.leftovers.size_bytes + shares.quarantine.size_bytes
+    coming = future.forecast(_durable(fs, wanted.run_dir), held_bytes=held, largest_bytes=max(sizes, default=0), free_bytes=space.free_bytes)
     if is_json:
-        output.emit("ridethrough.du", _payload(shares, wanted.run_dir, space.total_bytes, space.free_bytes), now_at=now_at)
+        payload = {**_payload(shares, wanted.run_dir, space.total_bytes, space.free_bytes), "forecast": coming.as_json()}
+        output.emit("ridethrough.du", payload, now_at=now_at)
         return
     rows: list[tuple[output.Cell, ...]] = [_row(name, size) for name, size in shares.checkpoints]
     for name, size in (
@@ -94,8 +106,38 @@ def command(run: str, is_json: bool) -> None:
     output.line()
     free = f"{output.human_bytes(space.free_bytes)} of {output.human_bytes(space.total_bytes)}"
     output.line(f"free on this file system: {free}")
+    _print_forecast(coming)
     if shares.is_partial:
         output.note("some files could not be read: the sums are too small")
+
+
+def _durable(fs: FileSystem, run_dir: str) -> Sequence[journal.Event]:
+    """What the journals of all nodes call durable; nothing where they cannot be read, and then nothing is foretold."""
+    directory = os.path.join(run_dir, layout.JOURNAL)
+    try:
+        history = journal.read(fs, [os.path.join(directory, name) for name in fs.list_dir(directory) if name.endswith(".jsonl")])
+    except (FormatTooNew, StorageError, OSError):
+        return ()
+    return history.of("checkpoint.durable")
+
+
+def _print_forecast(coming: Forecast) -> None:
+    grown = coming.growth
+    rate = output.UNKNOWN
+    if grown.interval_s is not None and grown.written_bytes_per_s is not None:
+        every = f"{grown.interval_s:.1f} s" if grown.interval_s < 60 else output.human_age(grown.interval_s)
+        rate = f"a save every {every}, {output.human_bytes(round(grown.written_bytes_per_s * _DAY_S))} a day before retention"
+    if grown.save_bytes is not None:
+        rate += f"; the largest {output.human_bytes(grown.save_bytes)}, of {output.count(grown.saves_count, 'save')} of the newest attempt"
+    kept = output.UNKNOWN
+    if coming.kept_at_most_bytes is not None:
+        policy = f"keep_last={coming.keep_last}, save_top_k={coming.keep_top}, a save in progress, quarantine"
+        kept = f"at most {output.human_bytes(coming.kept_at_most_bytes)} ({policy})"
+    when = {future.NEVER: "never", future.UNKNOWN: output.UNKNOWN}.get(coming.verdict)
+    if when is None:
+        when = f"in {output.human_age(coming.full_in_s)} at the earliest" if coming.full_in_s is not None else f"at a time that is {output.UNKNOWN}"
+    alone = "" if coming.verdict == future.UNKNOWN else "; if nobody else writes here"
+    output.fields([("growth", rate), ("kept", kept), ("full", f"{when} ({coming.detail}{alone})")])
 
 
 def _row(name: str, size: Bytes) -> tuple[output.Cell, ...]:

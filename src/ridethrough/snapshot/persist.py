@@ -9,6 +9,7 @@ Then everything written here is read back past the cache; when that is so on eve
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections import deque
@@ -453,6 +454,8 @@ class Persister:
             dir_name=layout.step_dir(step, identity),
             size_bytes=mine.get("size_bytes", 0),
             save_s=mine.get("save_s", 0.0),
+            # What is in force now, for whoever asks later how large the run will become.
+            retention=dataclasses.asdict(self._plan.retention),
         )
 
     def _conclude(self, step: int) -> None:

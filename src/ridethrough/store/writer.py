@@ -30,7 +30,7 @@ from ridethrough.store.start import require_newest
 from ridethrough.store.verify import check_part, check_seal, is_surely_damaged
 from ridethrough.types import AttemptRef
 
-_QUARANTINE_CHECKPOINTS = 2
+QUARANTINE_CHECKPOINTS = 2
 """The quarantine may hold as many bytes as this many checkpoints."""
 
 Note = Callable[..., None]
@@ -180,7 +180,7 @@ class RunWriter:
             for checkpoint in catalog.checkpoints:
                 for seal in checkpoint.seals:
                     self._examine(checkpoint.dir_name, seal, suspects)
-            quarantine.bound(self._fs, self._run_dir, budget_bytes=largest * _QUARANTINE_CHECKPOINTS)
+            quarantine.bound(self._fs, self._run_dir, budget_bytes=largest * QUARANTINE_CHECKPOINTS)
         except (RideThroughError, OSError) as error:
             self._note("quarantine.failed", message=str(error))
 
