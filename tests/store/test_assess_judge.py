@@ -70,6 +70,10 @@ REMARKED: dict[str, tuple[dict[str, Any], str]] = {
     "no room": ({"bandwidth": None}, "too little space"),
     "late": ({"seen": (replace(SEEN, listed_s=30.0),)}, "sees late: in a listing 30 s"),
     "never in a listing": ({"seen": (replace(SEEN, listed_s=None),)}, "in a listing not within 15 s"),
+    "loser told another reason": (
+        {"seen": (replace(SEEN, race_refused="EPERM on create", races_count=None),)},
+        "exclusive create against n1 failed (EPERM on create)",
+    ),
     "not asked": ({"seen": (Seen(host="n1", error="Permission denied"),)}, "n1 was not asked: Permission denied"),
     "left": ({"not_removed": ("storage-check~x",)}, "remove it as its owner"),
 }

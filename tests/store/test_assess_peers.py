@@ -127,6 +127,7 @@ def test_a_node_whose_mount_remembers_what_was_not_there_sees_late_and_it_is_sai
     site.node("n1", site.mounting("reconnect,dir_cache=no,negative_timeout=2"))
     answer = site.check("n1")
     assert answer.code == 0
+    assert answer.fact("seen by n1")["state"] == "measured", answer.json["remarks"]
     assert 1 < answer.fact("seen by n1")["figures"]["watched_s"] < 3.5
     assert any(remark.startswith("n1 sees late: one waited for") for remark in answer.json["remarks"])
 

@@ -121,6 +121,8 @@ class Seen:
     won_by_several_count: int | None = None
     """Races of this node with it for the same new names."""
     races_count: int | None = None
+    race_refused: str | None = None
+    """What a create in such a race answered that neither won nor lost."""
     answer_s: float | None = None
     """One question and its answer: figures below that mean nothing."""
 

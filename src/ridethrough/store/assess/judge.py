@@ -364,13 +364,15 @@ def _of_peer(seen: Seen, waited_s: float, notes: _Notes) -> Fact:
     slow = [text for text, s in zip(late, sights.values(), strict=True) if s is None or s > _LATE_S]
     if slow:
         notes.remarks.append(f"{seen.host} sees late: {', '.join(slow)}. Caching of its mount")
+    if seen.race_refused:
+        notes.remarks.append(f"exclusive create against {seen.host} failed ({seen.race_refused}): a start may fail and must be tried again")
     if seen.torn_count:
         notes.objections.append(f"{seen.host} read files that were neither old nor new ({seen.torn_count} times)")
     if seen.won_by_several_count:
         notes.objections.append(f"this node and {seen.host} both won exclusive creates ({seen.won_by_several_count} of {seen.races_count})")
     if seen.won_by_none_count:
         notes.remarks.append(f"neither this node nor {seen.host} won {seen.won_by_none_count} of {seen.races_count} exclusive creates")
-    return Fact(name=name, state=State.MEASURED, text=f"{', '.join(late)}; {seen.races_count} exclusive creates", how=how, figures=figures)
+    return Fact(name=name, state=State.MEASURED, text=f"{', '.join(late)}", how=how, figures=figures)
 
 
 _ASKED = {
@@ -384,7 +386,7 @@ assert tuple(_ASKED) == QUESTIONS
 
 def _of_questions(found: Findings, told: StorageFacts | None) -> list[Fact]:
     facts = []
-    raced = [seen for seen in found.seen if seen.races_count]
+    raced = [seen for seen in found.seen if seen.races_count is not None]
     for key, (name, question) in _ASKED.items():
         text = getattr(told, key) if told is not None else None
         if told is not None and text:

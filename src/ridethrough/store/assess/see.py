@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from ridethrough.errors import RideThroughError, UsageError
+from ridethrough.errors import RideThroughError, StorageError, UsageError
 from ridethrough.format import layout
 from ridethrough.seam.children import Conversation
 from ridethrough.seam.clock import SystemClock
@@ -29,7 +29,7 @@ from ridethrough.store.assess.findings import Seen
 WAIT_S = 15.0
 """For one thing to be seen; a cached answer that lives longer is as bad as one that never ends."""
 _CONNECT_S = 20.0
-_SLACK_S = 5.0
+_SLACK_S = 10.0
 LIMIT_S = _CONNECT_S + 5 * (WAIT_S + _SLACK_S)
 _POLL_S = 0.01
 _CONTENT_BYTES = 8192
@@ -113,8 +113,11 @@ def _converse(fs: FileSystem, sub: str, asker: _Asker) -> dict[str, Any]:
     old = _digest(_content("fresh", 0))
     sight("replaced_s", "fresh", lambda: _publish(fs, sub, "fresh", 1), is_watched=False, old=old)
     asker.ask(_SLACK_S, op="race")
-    ours = _race(fs, sub)
-    theirs = set(asker.answer(WAIT_S + _SLACK_S)["won"])
+    ours, refused = _race(fs, sub)
+    said = asker.answer(WAIT_S + _SLACK_S)
+    theirs, refused = set(said["won"]), refused or said["refused"]
+    if refused:
+        return found | {"race_refused": refused}  # whose names those were that were not tried nobody can say
     winners = [(race in ours) + (race in theirs) for race in range(_RACES_COUNT)]
     return found | {"races_count": _RACES_COUNT, "won_by_none_count": winners.count(0), "won_by_several_count": winners.count(2)}
 
@@ -137,13 +140,18 @@ def _publish(fs: FileSystem, directory: str, name: str, version: int) -> str:
     return _digest(data)
 
 
-def _race(fs: FileSystem, directory: str) -> set[int]:
-    won = set()
+def _race(fs: FileSystem, directory: str) -> tuple[set[int], str | None]:
+    """The names that this node made first; and what a create answered that neither won nor lost."""
+    won: set[int] = set()
     for race in range(_RACES_COUNT):
-        with contextlib.suppress(FileExistsError):
+        try:
             fs.create(os.path.join(directory, f"race{race}"), 0).close()
-            won.add(race)
-    return won
+        except FileExistsError:
+            continue
+        except StorageError as error:
+            return won, str(error.fields["detail"])
+        won.add(race)
+    return won, None
 
 
 # -- the other end -------------------------------------------------------------------------------------------------------
@@ -175,7 +183,8 @@ def _answers(fs: FileSystem, directory: str, question: dict[str, Any]) -> Iterat
     yield {"looking": True}
     name = str(question.get("name"))
     if op == "race":
-        yield {"won": sorted(_race(fs, directory))}
+        won, refused = _race(fs, directory)
+        yield {"won": sorted(won), "refused": refused}
     elif op == "list":
         yield {"is_seen": _watch(question["wait_s"], lambda: name in _names(fs, directory)), "torn_count": 0}
     else:
