@@ -142,7 +142,7 @@ def try_input(reader: fuzz_readers.Reader, data: bytes) -> Outcome:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()  # making the next input is nobody's concern, and slow under it
     failure, place = _judge(reader, data, result, error)
-    allowed_bytes = MEMORY_RATIO * len(data) + MEMORY_SPARE_BYTES
+    allowed_bytes = MEMORY_RATIO * reader.copies * len(data) + MEMORY_SPARE_BYTES
     if failure is None and peak_bytes > allowed_bytes:
         failure = f"memory: {peak_bytes} bytes for {len(data)}"
     if failure is None and spent_s > SLOW_S:

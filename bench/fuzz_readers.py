@@ -66,6 +66,8 @@ class Reader:
     """What was accepted may be accepted, told without the code that is tested."""
     allowed_events: tuple[str, ...] = ()
     """Beginnings of audit events that belong to reading."""
+    copies: int = 1
+    """Structures of the whole input that are there at once: what is read from JSON, and what is made of it."""
     limit_bytes: int = _FILE_BYTES
     """Longer input never reaches the reader."""
 
@@ -644,7 +646,7 @@ def all_readers(root: Path) -> dict[str, Reader]:
         record_reader("manifest", corpus.files("manifest.json"), read_manifest),
         record_reader("node-run", (memory,), read_memory),
         Reader(
-            name="tree", corpus=(json.dumps(TREE).encode(), *trees), read=read_tree, documented=(Damaged,), shape=mutate.Json(), hints=TREE_HINTS
+            name="tree", corpus=(json.dumps(TREE).encode(), *trees), read=read_tree, documented=(Damaged,), shape=mutate.Json(), hints=TREE_HINTS, copies=2
         ),
         Reader(
             name="journal", corpus=corpus.files("*.jsonl"), read=read_journal, documented=(FormatTooNew,), shape=mutate.Journal(),
