@@ -646,7 +646,13 @@ def all_readers(root: Path) -> dict[str, Reader]:
         record_reader("manifest", corpus.files("manifest.json"), read_manifest),
         record_reader("node-run", (memory,), read_memory),
         Reader(
-            name="tree", corpus=(json.dumps(TREE).encode(), *trees), read=read_tree, documented=(Damaged,), shape=mutate.Json(), hints=TREE_HINTS, copies=2
+            name="tree",
+            corpus=(json.dumps(TREE).encode(), *trees),
+            read=read_tree,
+            documented=(Damaged,),
+            shape=mutate.Json(),
+            hints=TREE_HINTS,
+            copies=2,
         ),
         Reader(
             name="journal", corpus=corpus.files("*.jsonl"), read=read_journal, documented=(FormatTooNew,), shape=mutate.Journal(),
