@@ -148,3 +148,4 @@ class SlowLink:
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+            end.close()  # or a peer that only writes would never hear of it
