@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -206,7 +207,7 @@ def test_what_is_removed_is_gone_and_only_that(url: str) -> None:
     fs.remove("/d/a")
     assert fs.list_dir("/d") == ["a.b", "ab"]
     assert fs.list_dir("/") == ["a", "d", "e"]
-    with pytest.raises(StorageError, match="not? ?(-)?empty|non-empty"):
+    with pytest.raises(StorageError, match="non-empty"):
         fs.remove("/d")
     assert fs.list_dir("/d") == ["a.b", "ab"]
     fs.remove("/e/x")
@@ -486,13 +487,18 @@ def test_a_full_disk_far_away_is_said_and_keeps_what_it_had(tmp_path: Path, stor
 @pytest.mark.root
 def test_a_full_disk_here_names_the_directory_here(daemon_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(RsyncFileSystem(daemon_url), "/large", bytes(8 * MIB))
-    with LoopDisk(4 * MIB) as disk:
-        monkeypatch.setattr(tempfile, "tempdir", disk.path)
+
+    def read_and_write(full: str) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", full)
         fs = RsyncFileSystem(daemon_url)
-        for call in (lambda: fs.read("/large", max_bytes=64 * MIB), lambda: fs.create("/other", 8 * MIB)):
-            with pytest.raises(StoreFull, match=disk.path):
-                call()
-        del fs
+        with pytest.raises(StoreFull, match=full):
+            fs.read("/large", max_bytes=64 * MIB)
+        with pytest.raises(StoreFull, match=full):
+            fs.create("/other", 8 * MIB)
+
+    with LoopDisk(4 * MIB) as disk:
+        read_and_write(disk.path)
+        gc.collect()  # what was raised holds the file system, and with it its directory on this disk
 
 
 @pytest.mark.root
@@ -510,9 +516,7 @@ def test_what_is_written_survives_a_cut_over_there_as_far_as_it_is_promised(
         daemon.kill_children()
         disk.remount()
         found = Path(disk.path) / "a" / "b" / "f"
-        if kind == "ssh":
-            assert found.read_bytes() == data
-        elif found.exists():  # the name may be lost, the content may not
+        if kind == "ssh" or found.exists():  # of a daemon the name may be lost, the content may not
             assert found.read_bytes() == data
 
 
