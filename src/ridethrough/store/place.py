@@ -1,4 +1,4 @@
-"""Where a run or a copy of it is: a directory, or a prefix in an object store."""
+"""Where a run or a copy of it is: a directory, a prefix in an object store, or a directory that rsync reaches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ridethrough.errors import UsageError
 from ridethrough.redact import redact_text
 from ridethrough.seam.fs import FileSystem, PosixFileSystem
 
+_FORMS = "a directory, file:///PATH, s3://BUCKET/PREFIX, rsync://HOST/MODULE/PATH or ssh://HOST/PATH"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 
 
@@ -37,7 +38,7 @@ def open_place(where: str) -> Place:
         UsageError: Nobody knows how to get there.
     """
     if not where:
-        raise UsageError(detail="an empty path (an unset variable?)", hint="name a directory, file:///PATH or s3://BUCKET/PREFIX")
+        raise UsageError(detail="an empty path (an unset variable?)", hint=f"name {_FORMS}")
     if not _URL.match(where):
         return Place(fs=PosixFileSystem(), run_dir=os.path.abspath(where), shown=where, is_mounted=True)
     scheme, _, rest = where.partition("://")
@@ -50,4 +51,9 @@ def open_place(where: str) -> Place:
 
     if scheme in SCHEMES:
         return Place(fs=ObjectFileSystem(where), run_dir="/", shown=redact_text(where), is_mounted=False)
-    raise UsageError(detail=f"{redact_text(where)}: there is no kind of place called {scheme}://", hint="file:///PATH, s3://BUCKET/PREFIX, or a path")
+    from ridethrough.seam import rsync  # noqa: PLC0415  nor another machine
+
+    if scheme in rsync.SCHEMES:
+        fs = rsync.RsyncFileSystem(where)
+        return Place(fs=fs, run_dir="/", shown=fs.url, is_mounted=False)
+    raise UsageError(detail=f"{redact_text(where)}: there is no kind of place called {scheme}://", hint=f"name {_FORMS}")
