@@ -420,6 +420,13 @@ def one_line(error: BaseException) -> str:
     return text
 
 
+def test_a_bounded_transfer_takes_its_time(daemon_url: str) -> None:
+    fs = RsyncFileSystem(daemon_url, bytes_per_s=500_000)
+    began_s = time.monotonic()
+    put(fs, "/bounded", os.urandom(1_000_000))
+    assert time.monotonic() - began_s > 1.0
+
+
 def test_a_wrong_password_is_one_clear_line_and_a_right_one_goes_through(daemon: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RsyncFileSystem(f"rsync://mirror@127.0.0.1:{daemon.port}/secret")
     for password in (None, "wrong-" + PASSWORD[:3]):

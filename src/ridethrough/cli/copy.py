@@ -60,7 +60,7 @@ def command(path: str, to: str, is_all: bool, bytes_per_s: float | None, is_json
     fs = PosixFileSystem()
     wanted = target.find(fs, path, verb="copy")
     source = Place(fs=fs, run_dir=wanted.run_dir, shown=wanted.shown, is_mounted=True)
-    there = open_place(to)
+    there = open_place(to, bytes_per_s=bytes_per_s)
     if there.is_mounted and os.path.realpath(there.run_dir) == os.path.realpath(source.run_dir):
         raise UsageError(detail=f"{to} is the run itself", hint="name another place")
     catalog = target.load(fs, wanted)

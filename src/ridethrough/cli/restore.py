@@ -41,7 +41,7 @@ def command(run: str, where: str, step: int | None, bytes_per_s: float | None, i
 
     clock = SystemClock()
     now_at = clock.now_at()
-    there, here = open_place(where), open_place(run)
+    there, here = open_place(where, bytes_per_s=bytes_per_s), open_place(run)
     here = Place(fs=here.fs, run_dir=os.path.realpath(here.run_dir), shown=here.shown, is_mounted=True)
     # A job that writes here would not expect what comes in.
     with owner.owning(here.run_dir, shown=here.shown):

@@ -145,7 +145,9 @@ class RsyncFileSystem:
 
     publishes_whole = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, bytes_per_s: float | None = None) -> None:
+        # The staged file goes on in one breath: whoever bounds what is staged has not bounded that. In KiB, at least one.
+        self._bound = (f"--bwlimit={max(int(bytes_per_s / 1024), 1)}",) if bytes_per_s else ()
         self._address = parse_url(url)
         _require_rsync()
         self._ssh = (*shlex.split(os.environ.get("RSYNC_RSH") or "ssh"), *(word for option in _SSH_OPTIONS for word in ("-o", option)))
@@ -291,7 +293,11 @@ class RsyncFileSystem:
         timeout_s = timeout_s or _ANSWER_S
         way = ("-e", shlex.join(self._ssh)) if self._address.is_ssh else (f"--contimeout={_CONNECT_S}",)
         return self._run(
-            path, doing, ["rsync", *_COMMON, *way, f"--timeout={timeout_s}", *argv], is_local=is_local, limit_s=2 * timeout_s if is_short else None
+            path,
+            doing,
+            ["rsync", *_COMMON, *self._bound, *way, f"--timeout={timeout_s}", *argv],
+            is_local=is_local,
+            limit_s=2 * timeout_s if is_short else None,
         )
 
     def _run(self, path: str, doing: str, argv: Sequence[str], *, is_local: bool = False, limit_s: float | None = None) -> bytes:

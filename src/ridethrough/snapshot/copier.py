@@ -58,7 +58,7 @@ class Copier:
 
     def __init__(self, fs: FileSystem, clock: Clock, link: KeeperLink, tier: Tier, *, echo: Echo) -> None:
         self._fs, self._clock, self._link, self._tier, self._echo = fs, clock, link, tier, echo
-        self._there = open_place(tier.place)
+        self._there = open_place(tier.place, bytes_per_s=tier.bandwidth_bytes_per_s)
         self._control = link.board(names.CONTROL)
         self._persist = link.board(names.PERSIST)
         self._board = link.board(names.copier_board(tier.name))
@@ -206,7 +206,7 @@ def finish(fs: FileSystem, clock: Clock, run_dir: str, tiers: tuple[Tier, ...], 
     """When the job is over: the newest checkpoint is in every tier, too, or it was said why not. For whoever starts a keeper."""
     for tier in tiers:
         try:
-            there, catalog = open_place(tier.place), read_catalog(fs, run_dir)
+            there, catalog = open_place(tier.place, bytes_per_s=tier.bandwidth_bytes_per_s), read_catalog(fs, run_dir)
             sealed = sorted((c for c in catalog.checkpoints if c.seals), key=lambda c: (c.attempt.seq, c.step))
             # Complete if it is all here; of a job with a disk a node, what is here of the newest.
             chosen = next(iter(candidates(catalog)), sealed[-1] if sealed else None)

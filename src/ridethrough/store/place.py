@@ -31,8 +31,12 @@ class Place:
         return os.path.join(self.run_dir, *names)
 
 
-def open_place(where: str) -> Place:
+def open_place(where: str, *, bytes_per_s: float | None = None) -> Place:
     """The place that a path or URL names; nothing is read or made there.
+
+    Args:
+        where: Path or URL.
+        bytes_per_s: The most that may go over the wire, for places whose transfer does not go through `store.copy.paced`.
 
     Raises:
         UsageError: Nobody knows how to get there.
@@ -54,6 +58,6 @@ def open_place(where: str) -> Place:
     from ridethrough.seam import rsync  # noqa: PLC0415  nor another machine
 
     if scheme in rsync.SCHEMES:
-        fs = rsync.RsyncFileSystem(where)
+        fs = rsync.RsyncFileSystem(where, bytes_per_s=bytes_per_s)
         return Place(fs=fs, run_dir="/", shown=fs.url, is_mounted=False)
     raise UsageError(detail=f"{redact_text(where)}: there is no kind of place called {scheme}://", hint=f"name {_FORMS}")
