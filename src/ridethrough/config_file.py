@@ -164,7 +164,9 @@ class ResumeKeys(_Section):
 class TierKeys(_Section):
     """`[tiers.NAME]`: another place, into which every verified checkpoint is copied in the background."""
 
-    place: Text = Field(description="a run directory there: a path that every node reaches by the same name, `file:///PATH`, `s3://…`, `rsync://…` or `ssh://…`")
+    place: Text = Field(
+        description="a run directory there: a path that every node reaches by the same name, `file:///PATH`, `s3://…`, `rsync://…` or `ssh://…`"
+    )
     domain: Text | None = Field(None, description="what loses power together with it. Default: its name, a domain of its own")
     bandwidth: Bandwidth | None = Field(None, description='the most that copying takes, of each node: `"50MB/s"`. Default: no bound')
     keep_last: int | None = Field(None, ge=1, description="how many of the newest are kept there. Default 3")

@@ -133,3 +133,16 @@ def checksum_chunks(payload: bytes | memoryview) -> tuple[str, ...]:
     """xxh3-128 of each 16 MiB chunk, in order."""
     view = memoryview(payload).cast("B")
     return tuple(xxhash.xxh3_128_hexdigest(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES))
+
+
+def differing_tensors(first: memoryview, second: memoryview) -> list[str]:
+    """Names of the tensors whose bytes differ between two payloads."""
+    specs, base = parse_header(first, path="slot")
+    others, other_base = parse_header(second, path="slot")
+    by_name = {spec.name: spec for spec in others}
+    found = []
+    for spec in specs:
+        other = by_name.get(spec.name)
+        if other is None or first[base + spec.begin : base + spec.end] != second[other_base + other.begin : other_base + other.end]:
+            found.append(spec.name)
+    return found

@@ -379,7 +379,7 @@ class Persister:
             digests[listed.name] = hashlib.sha256("".join(chunks).encode()).hexdigest()[:16]
             for rank, other in others:
                 if part.checksum_chunks(other.payload) != chunks:
-                    names_differing = _differing_tensors(first.payload, other.payload)[:8]
+                    names_differing = part.differing_tensors(first.payload, other.payload)[:8]
                     self._answer.diverged = {"step": step, "part": listed.name, "ranks": [first_rank, rank], "tensors": names_differing}
                     self._note("replicas.diverged", step=step, part=listed.name, ranks=[first_rank, rank], tensors=names_differing)
         return digests
@@ -487,16 +487,3 @@ class Persister:
 def _holders(name: str, contents: dict[int, Content]) -> list[tuple[int, SlotPart]]:
     """Every copy of a part here, in rank order."""
     return [(rank, found) for rank, (parts, _) in sorted(contents.items()) for found in parts if found.name == name]
-
-
-def _differing_tensors(first: memoryview, second: memoryview) -> list[str]:
-    """Names of the tensors whose bytes differ between two payloads."""
-    specs, base = part.parse_header(first, path="slot")
-    others, other_base = part.parse_header(second, path="slot")
-    by_name = {spec.name: spec for spec in others}
-    found = []
-    for spec in specs:
-        other = by_name.get(spec.name)
-        if other is None or first[base + spec.begin : base + spec.end] != second[other_base + other.begin : other_base + other.end]:
-            found.append(spec.name)
-    return found
