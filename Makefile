@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo matrix detect test lint bench crash fuzz survival docs wheelhouse clean
+.PHONY: help setup system demo matrix detect test slow lint bench crash fuzz survival docs wheelhouse clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ detect: setup ## how soon a dead process and a silent node are noticed, beside p
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest
+
+slow: setup ## the tests that `make test` leaves out: more file systems, hosts, instants and faults of what it tests
+	CI=true $(BIN)/python -m pytest -m slow
 
 lint: $(READY) ## style, types, layers, licences
 	$(BIN)/ruff format --check .

@@ -109,6 +109,7 @@ def test_a_changed_commit_is_warned_of_and_resumed(versioned: Versioned) -> None
     assert versioned.job.steps() == list(range(1, 31))
 
 
+@pytest.mark.slow
 def test_changes_that_are_not_committed_are_warned_of_as_well_and_once(versioned: Versioned) -> None:
     versioned.edit()
     versioned.job.environment["TRAINEE_STEPS"] = "30"
@@ -133,6 +134,7 @@ def test_other_data_ends_with_21_and_leaves_everything_as_it_was_until_it_is_all
     assert versioned.told() == ["data version v1 -> v2"]
 
 
+@pytest.mark.slow
 def test_what_the_site_ignores_is_resumed_in_silence(versioned: Versioned) -> None:
     versioned.commit()
     versioned.job.environment["TRAINEE_DATA_VERSION"] = "v2"
@@ -144,6 +146,7 @@ def test_what_the_site_ignores_is_resumed_in_silence(versioned: Versioned) -> No
     assert versioned.told() == []
 
 
+@pytest.mark.slow
 def test_a_script_without_ridethrough_run_is_guarded_the_same_way(versioned: Versioned) -> None:
     versioned.job.environment["TRAINEE_DATA_VERSION"] = "v2"
     assert versioned.run_alone() == 1, versioned.job.shown

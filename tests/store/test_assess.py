@@ -88,7 +88,10 @@ def overlay(tmp_path: Path, upper_on: Path, *more: str) -> contextlib.AbstractCo
 
 
 @root
-@pytest.mark.parametrize(("file_system", "size_bytes"), [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
+@pytest.mark.parametrize(
+    ("file_system", "size_bytes"),
+    [("ext4", 64 * MIB), pytest.param("xfs", 320 * MIB, marks=pytest.mark.slow), pytest.param("btrfs", 160 * MIB, marks=pytest.mark.slow)],
+)
 def test_a_real_disk_is_fit_and_named_with_what_holds_it(file_system: str, size_bytes: int) -> None:
     lacking(missing_for_disks(file_system))
     with LoopDisk(size_bytes, file_system=file_system) as disk:
@@ -116,6 +119,7 @@ def test_memory_is_not_durable(tmp_path: Path) -> None:
     assert answer.json["reason"] == "not fit for checkpoints: tmpfs is memory, gone with the power"
 
 
+@pytest.mark.slow
 @root
 def test_an_overlay_is_worth_what_holds_its_upper_directory(tmp_path: Path) -> None:
     with LoopDisk(64 * MIB) as disk, overlay(tmp_path, Path(disk.path)) as place:
@@ -124,6 +128,7 @@ def test_an_overlay_is_worth_what_holds_its_upper_directory(tmp_path: Path) -> N
     assert any("an overlay, its upper directory on ext4" in remark for remark in answer.json["remarks"])
 
 
+@pytest.mark.slow
 @root
 def test_an_overlay_over_memory_is_not_durable(tmp_path: Path) -> None:
     with mounted("tmpfs", tmp_path / "memory") as memory, overlay(tmp_path, memory) as place:
@@ -131,6 +136,7 @@ def test_an_overlay_over_memory_is_not_durable(tmp_path: Path) -> None:
     assert (answer.code, answer.json["objections"]) == (1, ["the overlay's upper directory is on tmpfs, gone with the power"])
 
 
+@pytest.mark.slow
 @root
 def test_an_overlay_that_was_told_not_to_sync_is_not_durable(tmp_path: Path) -> None:
     with LoopDisk(64 * MIB) as disk, overlay(tmp_path, Path(disk.path), "volatile") as place:
@@ -193,6 +199,7 @@ def test_a_disk_that_hangs_is_given_up_in_time(faulty: FaultyDisk) -> None:
     assert answer.took_s < 20
 
 
+@pytest.mark.slow
 @root
 def test_a_disk_that_begins_to_hang_is_given_up_in_time_and_cleaned_by_the_next_check(faulty: FaultyDisk) -> None:
     child = subprocess.Popen(words(faulty.path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -236,6 +243,7 @@ def test_a_read_only_disk_is_exit_14() -> None:
         assert (answer.code, json.loads(answer.err)["code"]) == (14, "RT-017")
 
 
+@pytest.mark.slow
 @root
 def test_a_disk_whose_power_is_cut_meanwhile_is_exit_13() -> None:
     with LoopDisk(64 * MIB) as disk:
@@ -279,11 +287,13 @@ def test_a_size_that_does_not_fit_is_refused_before_anything_is_written(tmp_path
 # -- figures ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_size_asked_for_is_written_and_read_whole(tmp_path: Path) -> None:
     answer = check(tmp_path, "--size", "20MiB")
     assert answer.fact("write")["figures"]["size_bytes"] == answer.fact("read")["figures"]["size_bytes"] == 20 * MIB
 
 
+@pytest.mark.slow
 def test_the_time_of_a_save_follows_from_the_bandwidth(tmp_path: Path) -> None:
     answer = check(tmp_path)
     write = answer.fact("write")["figures"]["write_bytes_per_s"]
@@ -294,6 +304,7 @@ def test_the_time_of_a_save_follows_from_the_bandwidth(tmp_path: Path) -> None:
         assert save["lost_s"] == pytest.approx(save["interval_s"] + save["durable_s"])
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_of_a_run_is_a_row_of_the_table(store: SimpleStore) -> None:
     save_once(store, step=7)
     answer = check(store.run_dir)
@@ -302,6 +313,7 @@ def test_the_newest_checkpoint_of_a_run_is_a_row_of_the_table(store: SimpleStore
     assert (row["step"], row["size_bytes"]) == (7, size_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_whole_check_takes_about_twenty_seconds(tmp_path: Path) -> None:
     answer = check(tmp_path, program=WHOLE)
@@ -352,7 +364,7 @@ def test_a_hostile_directory_is_checked_and_nothing_is_left_or_changed(hostile_d
     assert (hostile_dir / "mine").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.4, 1.0, 1.6])
+@pytest.mark.parametrize("after_s", [0.4, *(pytest.param(after_s, marks=pytest.mark.slow) for after_s in (0.05, 1.0, 1.6))])
 def test_ctrl_c_leaves_nothing_and_is_exit_130(after_s: float, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
@@ -366,6 +378,7 @@ def test_ctrl_c_leaves_nothing_and_is_exit_130(after_s: float, tmp_path: Path) -
     assert os.listdir(place) == []
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_is_removed_by_the_next_check_and_no_process_stays(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()

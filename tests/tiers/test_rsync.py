@@ -77,7 +77,7 @@ def ssh_url(sshd: tuple[Server, str], served: Path, monkeypatch: pytest.MonkeyPa
     return f"ssh://127.0.0.1:{server.port}{served}"
 
 
-@pytest.fixture(params=["rsync", "ssh"])
+@pytest.fixture(params=["rsync", pytest.param("ssh", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("daemon_url" if request.param == "rsync" else "ssh_url"))
 
@@ -153,6 +153,7 @@ def test_a_file_that_is_replaced_within_a_second_by_one_of_the_same_size_is_the_
         assert fs.read("/record", max_bytes=10_000) == bytes([number]) * 3000
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_is_the_old_or_the_new_one_for_every_reader(daemon_url: str) -> None:
     fs = RsyncFileSystem(daemon_url)
     texts = {bytes([n]) * 3000 for n in range(20)}
@@ -241,6 +242,7 @@ def test_what_rsync_would_take_as_a_pattern_is_refused_and_touches_nothing(url: 
         RsyncFileSystem(f"{url}/exp[1]")
 
 
+@pytest.mark.slow
 def test_a_thousand_and_more_names_are_all_listed(daemon_url: str, served: Path) -> None:
     (served / "d").mkdir()
     for number in range(1100):
@@ -357,6 +359,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_us_ends_the_transfer_and_what_was_staged_is_gone_at_the_latest_at_the_next_one(
     daemon: Server, served: Path, staging: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -397,6 +400,7 @@ def test_a_staging_directory_that_cannot_be_had_is_not_taken_for_a_file_that_is_
             call()
 
 
+@pytest.mark.slow
 def test_a_slow_link_does_not_time_out_while_bytes_flow(daemon: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rsync, "_ANSWER_S", 2)
     monkeypatch.setattr(rsync, "_SYNC_S", 2)
@@ -441,6 +445,7 @@ def test_a_wrong_password_is_one_clear_line_and_a_right_one_goes_through(daemon:
     assert fs.read("/x", max_bytes=1) == b"x"
 
 
+@pytest.mark.slow
 def test_a_key_that_is_not_let_in_is_one_clear_line(sshd: tuple[Server, str], served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, way = sshd
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
@@ -491,6 +496,7 @@ def test_a_full_disk_far_away_is_said_and_keeps_what_it_had(tmp_path: Path, stor
         assert load_newest(there.fs, there.run_dir) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk_here_names_the_directory_here(daemon_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(RsyncFileSystem(daemon_url), "/large", bytes(8 * MIB))
@@ -508,6 +514,7 @@ def test_a_full_disk_here_names_the_directory_here(daemon_url: str, monkeypatch:
         gc.collect()  # what was raised holds the file system, and with it its directory on this disk
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["daemon", "ssh"])
 def test_what_is_written_survives_a_cut_over_there_as_far_as_it_is_promised(
@@ -539,6 +546,7 @@ def test_a_machine_that_is_away_is_unreachable(served: Path) -> None:
         assert time.monotonic() - began_s < 30
 
 
+@pytest.mark.slow
 def test_a_machine_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rsync, "_ANSWER_S", 1)
     monkeypatch.setattr(rsync, "_CONNECT_S", 1)
@@ -551,6 +559,7 @@ def test_a_machine_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest
     assert time.monotonic() - began_s < 20
 
 
+@pytest.mark.slow
 def test_an_account_without_the_programs_is_one_clear_line(ssh_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match="rsync") as caught:
         raise rsync.failure(
