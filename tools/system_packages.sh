@@ -3,7 +3,7 @@
 # elsewhere this says what is missing and what is skipped for it. Never fails: everything else works without them.
 set -u
 missing=''
-for pair in ip:iproute2 nsenter:util-linux losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fusermount3:fuse3 sshfs:sshfs sftp-server:openssh-sftp-server git:git; do
+for pair in ip:iproute2 nsenter:util-linux losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fusermount3:fuse3 sshfs:sshfs sftp-server:openssh-sftp-server sshd:openssh-server ssh:openssh-client git:git; do
   name=${pair%%:*}
   found=''
   for place in /usr/sbin /sbin /usr/lib/openssh /usr/libexec/openssh; do [ -x "$place/$name" ] && found=yes; done
