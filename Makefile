@@ -49,9 +49,10 @@ lint: $(READY) ## style, types, layers, licences
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_licences.py
 
-bench: setup ## what a snapshot and a durable save cost, as ratios to a plain copy and a plain write
+bench: setup ## what a snapshot, a durable save and a copy cost, as ratios to plain copies, writes and uploads
 	@mkdir -p build
 	$(BIN)/python bench/save_path.py
+	$(BIN)/python bench/places.py
 
 # CI=true: a layer that this machine cannot run must fail here, not be missing from the table.
 crash: setup ## cut the save path everywhere: every legal state in a model, every flush boundary of ext4, xfs and btrfs, live file systems
