@@ -103,6 +103,8 @@ def test_a_run_that_a_job_owns_is_left_alone(good: Built, mirror: Path, call: Ca
         (("copy", "RUN", "MIRROR", "--bandwidth", "fast"), 2, "is not a bandwidth"),
         (("copy", "RUN@999", "MIRROR"), 10, "no checkpoint step 999"),
         (("copy", "NOWHERE", "MIRROR"), 10, "there is no such directory"),
+        (("ls", "s3://bucket/exp001"), 2, "reads a directory of this machine"),
+        (("scrub", "rsync://me:secret@host/runs", "MIRROR"), 2, "reads a directory of this machine"),
         (("restore", "RUN", "--from", "NOWHERE"), 10, "there is no run"),
         (("scrub", "RUN", "NOWHERE"), 10, "there is no run"),
     ],
@@ -113,6 +115,7 @@ def test_what_cannot_be_done_is_one_line_with_a_hint(good: Built, mirror: Path, 
     assert answer.code == code
     assert text in answer.err
     assert answer.hint.startswith("hint: ")
+    assert "secret" not in answer.err
 
 
 def test_a_place_of_another_run_is_refused(good: Built, mirror: Path, call: Call, tmp_path: Path) -> None:

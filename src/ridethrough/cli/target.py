@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass, replace
 
 from ridethrough.cli.overview import Overview
 from ridethrough.cli.text import listed, nearest, quote
 from ridethrough.errors import Damaged, NothingRestorable, StorageDenied, StorageError, StorageUnreachable, StoreMissing, UsageError
 from ridethrough.format import layout
+from ridethrough.redact import redact_text
 from ridethrough.seam.fs import FileSystem
 from ridethrough.store.catalog import Catalog, Checkpoint, progress_evidence, read_catalog
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _MOST_SUGGESTED = 200
 """Directories looked into for a suggestion: a hint may not take longer than the answer."""
 
@@ -50,6 +53,11 @@ def find(fs: FileSystem, path: str, *, verb: str) -> Target:
     if not path:
         raise UsageError(detail=f"{verb} got an empty path (an unset variable?)", hint=f"ridethrough {verb} --help")
     full = os.path.abspath(path)
+    if _URL.match(path) and not _exists(fs, full):
+        raise UsageError(
+            detail=f"{verb} reads a directory of this machine, not {redact_text(path)}",
+            hint=f"ridethrough restore RUN --from {quote(redact_text(path))}   (brings a copy here)",
+        )
     if not _exists(fs, full):
         base, at, step = path.rpartition("@")
         if at and base and step.isascii() and step.isdecimal():

@@ -20,6 +20,7 @@ from ridethrough.seam.fs import FileStat, Usage, Writer, read_whole
 SCHEMES = ("s3", "gs", "az")
 _PIECE_BYTES = 8 << 20
 _DENIED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_HINT = "check the AWS_ variables (keys, region, endpoint), then what the bucket allows"
 _TIMEOUT = "60s"
 _CONNECT_TIMEOUT = "10s"
 
@@ -71,7 +72,9 @@ class ObjectFileSystem:
         except (kinds.BaseError, OSError) as error:  # its writer raises the latter, with the same text
             text = _first_line(error)
             kind = StorageDenied if any(word in text for word in _DENIED) else StorageUnreachable
-            raise kind(path=shown, detail=f"{doing}: {text}") from error
+            raise kind(
+                path=shown, detail=f"{doing}: {text}", hint="check the AWS_ variables: keys, region, endpoint; then the bucket's own rules"
+            ) from error
 
     def create(self, path: str, size_bytes: int) -> Writer:
         return _ObjectWriter(self, path)

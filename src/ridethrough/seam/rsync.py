@@ -369,7 +369,9 @@ def failure(code: int, err: str, *, path: str, doing: str, local: str | None = N
         line = next((line for line in lines if any(word in line for word in words)), None)
         if line is not None:
             hint = f" (the rsync there is older than {'.'.join(map(str, _OLDEST))})" if "unknown option" in line else ""
-            return kind(path=local if local and kind is StoreFull else path, detail=f"{doing}: {_one_line(line)}{hint}")
+            # For a file here `ls -ld` would tell; for one there who we are does.
+            next_step = {"hint": "check RSYNC_PASSWORD or the ssh key, then what the far side allows"} if kind is StorageDenied else {}
+            return kind(path=local if local and kind is StoreFull else path, detail=f"{doing}: {_one_line(line)}{hint}", **next_step)
     for text, (number, absent) in _ABSENT.items():
         if doing != "write" and any(text in line and _LOOKED_FOR.search(line) and not (local and local in line) for line in lines):
             return absent(number, os.strerror(number), path)
