@@ -14,12 +14,16 @@ from fake_node import FakeNode
 from ridethrough import journal
 from ridethrough.errors import UsageError
 from ridethrough.format import layout
+from ridethrough.format.attempt import Roster, RosterPart
+from ridethrough.format.seal import Seal
 from ridethrough.seam.fs import FileSystem, PosixFileSystem
 from ridethrough.snapshot import link as links
-from ridethrough.snapshot.copier import Copier, Tier, held_back
+from ridethrough.snapshot.copier import Copier, Tier, held_back, share_of
+from ridethrough.store.catalog import Checkpoint
 from ridethrough.store.place import Place
 from ridethrough.store.retain import Retention
 from ridethrough.testing import ErrorOn, SimpleStore, load_newest, restorable_steps
+from ridethrough.types import AttemptRef
 
 
 @pytest.fixture
@@ -198,3 +202,32 @@ def test_a_place_of_another_run_is_an_alarm_and_left_alone(node: FakeNode, fs: F
 def test_a_place_that_is_none_is_said_at_once(node: FakeNode) -> None:
     with pytest.raises(UsageError, match="no kind of place"):
         copier(node, "ftp://nowhere/x")
+
+
+def test_what_several_nodes_hold_is_copied_by_one_and_what_a_dark_one_held_by_whoever_has_it() -> None:
+    ref = AttemptRef(seq=1, nonce="a" * 32)
+    nodes = ("n0", "n1", "n2")
+    parts = (RosterPart(name="replicated", holders=(0, 1, 2)), *(RosterPart(name=f"rank-{rank:05d}", holders=(rank,)) for rank in range(3)))
+    roster = Roster(run_uid="u", attempt=ref, nodes=nodes, parts=parts)
+
+    def on(node: str, *names: str) -> Checkpoint:
+        seals = tuple(sealed(name, node) for name in names)
+        return Checkpoint(
+            step=1, save_id="s", attempt=ref, parent=None, dir_name="d", roster=roster, seals=seals, problems=(), size_bytes=0, meta={},
+        )  # fmt: skip
+
+    def copied(node: str, *names: str, dark: frozenset[str] = frozenset()) -> list[str]:
+        return [seal.part for seal in share_of(on(node, *names), node, dark=dark).seals]
+
+    assert copied("n0", "replicated", "rank-00000") == ["replicated", "rank-00000"]
+    assert copied("n1", "replicated", "rank-00001") == ["rank-00001"]
+    # n0 is dark: the next holder copies what all hold, and n2 has what was n0's alone, from memory.
+    assert copied("n1", "replicated", "rank-00001", dark=frozenset({"n0"})) == ["replicated", "rank-00001"]
+    assert copied("n2", "replicated", "rank-00002", "rank-00000", dark=frozenset({"n0"})) == ["rank-00002", "rank-00000"]
+
+
+def sealed(part: str, node: str) -> Seal:
+    return Seal(
+        run_uid="u", attempt=AttemptRef(seq=1, nonce="n"), parent=None, step=1, save_id="s", part=part, node=node, roster_digest="d",
+        payload_name=f"{part}~{node}-00000000.safetensors", payload_bytes=1, chunk_bytes=1, chunks=("x",), tensors=(), tree={}, meta={},
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ridethrough.errors import RideThroughError, StorageError
@@ -20,7 +20,7 @@ from ridethrough.snapshot import link as names
 from ridethrough.snapshot.link import KeeperLink
 from ridethrough.snapshot.plan import Plan
 from ridethrough.store import retain
-from ridethrough.store.catalog import candidates, read_catalog
+from ridethrough.store.catalog import Checkpoint, candidates, read_catalog
 from ridethrough.store.copy import Copied, copy_checkpoint, paced
 from ridethrough.store.place import Place, open_place
 from ridethrough.store.retain import Retention
@@ -117,10 +117,9 @@ class Copier:
             self._publish({"dir_name": dir_name, "step": step, "since_s": began_s, "copied_bytes": copied_bytes})
 
         advance(0)
-
         here = Place(fs=self._fs, run_dir=plan.run_dir, shown=plan.run_dir, is_mounted=True)
         try:
-            copied = self._copy_to(here, dir_name, paced(self._clock, advance, self._tier.bandwidth_bytes_per_s))
+            copied = self._copy_to(here, plan, dir_name, paced(self._clock, advance, self._tier.bandwidth_bytes_per_s))
         except (RideThroughError, OSError) as error:
             # A copy that fails stops nothing: it is on record, an alarm, and tried again.
             pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
@@ -146,10 +145,12 @@ class Copier:
         if is_lead:
             self._prune(dir_name)
 
-    def _copy_to(self, here: Place, dir_name: str, advance: Callable[[int], None]) -> Copied:
+    def _copy_to(self, here: Place, plan: Plan, dir_name: str, advance: Callable[[int], None]) -> Copied:
         found = next((c for c in read_catalog(self._fs, here.run_dir).checkpoints if c.dir_name == dir_name), None)
         if found is None:
             raise StorageError(path=here.run_dir, detail=f"{dir_name} is not there any more")
+        if not plan.is_shared and len(plan.nodes) > 1:
+            found = share_of(found, plan.node, dark=frozenset(self._control.read().get("dark") or ()))
         return copy_checkpoint(here, self._there, found, advance=advance)
 
     def _prune(self, in_progress: str) -> None:
@@ -189,6 +190,18 @@ class Copier:
                 self._echo("journal.refused", {"message": str(error)})
 
 
+def share_of(checkpoint: Checkpoint, node: str, *, dark: frozenset[str] = frozenset()) -> Checkpoint:
+    """The parts that this node is to copy, of those on its disk: what a thousand nodes hold goes over the wire once.
+
+    Of several holders the first one in roster order that is not dark copies; where all of them are, whoever has the part.
+    """
+    if checkpoint.roster is None:
+        return checkpoint
+    nodes = checkpoint.roster.nodes
+    first = {part.name: next((nodes[rank] for rank in part.holders if nodes[rank] not in dark), node) for part in checkpoint.roster.parts}
+    return replace(checkpoint, seals=tuple(seal for seal in checkpoint.seals if first.get(seal.part, node) == node))
+
+
 def held_back(link: KeeperLink) -> frozenset[str]:
     """Checkpoints that are being copied now: retention leaves them."""
     found = set()
@@ -202,14 +215,14 @@ def held_back(link: KeeperLink) -> frozenset[str]:
     return frozenset(found)
 
 
-def finish(fs: FileSystem, clock: Clock, run_dir: str, tiers: tuple[Tier, ...], *, echo: Echo) -> None:
+def finish(fs: FileSystem, clock: Clock, run_dir: str, tiers: tuple[Tier, ...], *, node: str, echo: Echo) -> None:
     """When the job is over: the newest checkpoint is in every tier, too, or it was said why not. For whoever starts a keeper."""
     for tier in tiers:
         try:
             there, catalog = open_place(tier.place, bytes_per_s=tier.bandwidth_bytes_per_s), read_catalog(fs, run_dir)
             sealed = sorted((c for c in catalog.checkpoints if c.seals), key=lambda c: (c.attempt.seq, c.step))
-            # Complete if it is all here; of a job with a disk a node, what is here of the newest.
-            chosen = next(iter(candidates(catalog)), sealed[-1] if sealed else None)
+            # Complete if it is all here; of a job with a disk a node, this node's share of the newest.
+            chosen = next(iter(candidates(catalog)), share_of(sealed[-1], node) if sealed else None)
             if chosen is None:
                 return
             here = Place(fs=fs, run_dir=run_dir, shown=run_dir, is_mounted=True)

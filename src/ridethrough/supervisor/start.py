@@ -56,7 +56,7 @@ def keep(settings: Settings, *, run_dir: str | None, socket_path: str) -> int:
     # On a shared directory one node copies for all.
     mine = config.tiers if config.storage != "shared" or config.order[:1] in ((), (process.node_name(),)) else ()
     if run_dir is not None:
-        finish(PosixFileSystem(), SystemClock(), run_dir, tuple(_tier(tier) for tier in mine), echo=echo)
+        finish(PosixFileSystem(), SystemClock(), run_dir, tuple(_tier(tier) for tier in mine), node=process.node_name(), echo=echo)
     return code
 
 
