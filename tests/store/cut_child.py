@@ -17,15 +17,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ridethrough.errors import RideThroughError
+from ridethrough.format import layout
 from ridethrough.seam.clock import SystemClock
-from ridethrough.seam.fs import PosixFileSystem
+from ridethrough.seam.fs import FileSystem, PosixFileSystem
 from ridethrough.seam.process import die_with_parent
+from ridethrough.store.catalog import read_catalog
+from ridethrough.store.copy import copy_checkpoint
+from ridethrough.store.place import Place
+from ridethrough.store.retain import delete_checkpoint
 from ridethrough.testing.faults import DropSyncs, RecordingFileSystem
 from ridethrough.testing.store import SimpleStore, save_once
 
 PHASES = (
     "start", "restore", "idle", "mkdir", "payload-create", "payload-write", "payload-fsync", "seal-write", "seal-fsync", "seal-rename", "dir-fsync",
-    "manifest", "verify", "retention",
+    "manifest", "verify", "retention", "copy",
 )  # fmt: skip
 BOARD_BYTES = 4096
 CURRENT, COUNTS = 1, 8
@@ -64,8 +69,8 @@ class Board:
 
     def before(self, call: str, path: str) -> None:
         """Hook of the file system."""
-        if self.stage == "restore":
-            self.enter("restore")
+        if self.stage in ("restore", "copy"):
+            self.enter(self.stage)
         elif self.stage == "verify":
             self.enter("verify" if call == "read_into" else "manifest")
         elif self.stage == "retention":
@@ -100,8 +105,26 @@ def save_until_cut(ack_fd: int, board_path: str, plan: dict[str, Any]) -> None:
     while True:
         step += 1
         save_once(store, step, on_stage=on_stage)
+        if plan["phase"] == "copy":
+            board.stage = "copy"
+            copy_on(recorder, plan["run_dir"], store.dir_name(step), lambda step=step: os.write(ack_fd, f"-{step}\n".encode()))
+            board.stage = "idle"
         if plan["phase"] == "restore":  # a new run has nothing to restore at its first start
             store, step = restored()
+
+
+def copy_on(fs: FileSystem, run_dir: str, dir_name: str, acknowledge: Callable[[], object]) -> None:
+    """The checkpoint is in another directory, too, which keeps the last two."""
+    here, there = (Place(fs=fs, run_dir=path, shown=path, is_mounted=True) for path in (run_dir, copy_of(run_dir)))
+    copy_checkpoint(here, there, next(c for c in read_catalog(fs, run_dir).checkpoints if c.dir_name == dir_name))
+    acknowledge()
+    for old in sorted(name for name in fs.list_dir(there.run_dir) if layout.parse_step_dir(name))[:-2]:
+        delete_checkpoint(fs, there.run_dir, old)
+
+
+def copy_of(run_dir: str) -> str:
+    """Where the copy of a run is."""
+    return f"{run_dir}-copy"
 
 
 def write_beside(run_dir: str) -> None:

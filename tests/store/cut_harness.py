@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cut_child import BOARD_BYTES, COUNTS, CURRENT, PART_BYTES, PHASES
+from cut_child import BOARD_BYTES, COUNTS, CURRENT, PART_BYTES, PHASES, copy_of
 
 from ridethrough.errors import RideThroughError
 from ridethrough.seam.fs import PosixFileSystem
@@ -25,11 +25,11 @@ from ridethrough.testing import CUT, CUT_JOURNAL_FLUSHED, LoopDisk, SimpleStore,
 
 KEEP_LAST = 3
 CUTS_A_RUN = 10
-OUTSIDE_A_SAVE = ("start", "restore", "idle")
-# How often the phase happens in one save of three parts; a restore makes about sixty calls.
+OUTSIDE_A_SAVE = ("start", "restore", "idle", "copy")
+# How often the phase happens in one save of three parts; a restore makes about sixty calls, a copy some hundred and fifty.
 PER_SAVE = {
     "restore": 12, "idle": 1, "mkdir": 1, "payload-create": 3, "payload-write": 3, "payload-fsync": 3, "seal-write": 6, "seal-fsync": 3,
-    "seal-rename": 3, "dir-fsync": 6, "manifest": 12, "verify": 30, "retention": 15,
+    "seal-rename": 3, "dir-fsync": 6, "manifest": 12, "verify": 30, "retention": 15, "copy": 100,
 }  # fmt: skip
 _CHILD = str(Path(__file__).with_name("cut_child.py"))
 _DEADLINE_S = 120.0
@@ -130,7 +130,7 @@ class Trainee:
         self._saver = int(self._answer())
 
     def kill(self) -> list[int]:
-        """It is dead; the steps that it had acknowledged."""
+        """It is dead; the steps that it had acknowledged, those that it had copied as negative numbers."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._saver, signal.SIGKILL)
         assert self._answer() == "gone"
@@ -172,19 +172,23 @@ def run_cuts(
     report = Report(seed=seed)
     began_s = time.monotonic()
     expected: set[int] = set()
+    copied: set[int] = set()
     cuts_a_run = 1 if drop_syncs else CUTS_A_RUN
     with Trainee(work) as trainee:
         for n, plan in enumerate(plan_cuts(seed, count, flag, saves)):
             run_dir = os.path.join(disk.path, f"run-{n // cuts_a_run:03d}")
             if n % cuts_a_run == 0:
-                expected = set()
+                expected, copied = set(), set()
             how = {"run_dir": run_dir, "seed": seed, "drop_syncs": drop_syncs, "has_neighbour": has_neighbour}
             trainee.start({**dataclasses.asdict(plan), **how})
             acked = _cut(disk, trainee, plan, report)
-            report.acknowledged += len(acked)
-            expected |= set(acked)
+            report.acknowledged += sum(step > 0 for step in acked)
+            expected |= {step for step in acked if step > 0}
+            copied |= {-step for step in acked if step < 0}
             where = f"cut {n} (seed {seed}) in {plan.phase} no. {plan.occurrence}, flag {plan.flag}, hold {plan.hold_s}"
             expected |= _check(run_dir, seed, expected, where, report)
+            if os.path.exists(copy_of(run_dir)):
+                copied = _check(copy_of(run_dir), seed, set(sorted(copied)[-1:]), f"the copy after {where}", report)
     report.used_s = time.monotonic() - began_s
     return report
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 
 CUTS = int(os.environ.get("RIDETHROUGH_CUTS", "60"))
 """`make crash` makes 200."""
-LEAST_INSIDE, LEAST_IN_A_PHASE = CUTS * 3 // 4, CUTS // 40
+LEAST_INSIDE, LEAST_IN_A_PHASE = CUTS * 2 // 3, CUTS // 40
 SEED = int(os.environ.get("RIDETHROUGH_CUT_SEED", "20260728"))
 DISK_BYTES = 96 << 20
 
