@@ -68,3 +68,10 @@ def test_what_was_said_is_not_changed_by_who_packs_it() -> None:
     assert word.flush == {"id": 1, "dark": ["a"]}
     assert word.outcome is not None
     assert word.outcome.lost == ("a",)
+
+
+@pytest.mark.parametrize("name", ["number", "generation", "announcement", "announced", "code"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 63])
+def test_number_that_no_time_can_be_compared_with_is_refused(name: str, value: int) -> None:
+    with pytest.raises(TypeError, match=name):
+        Directive.decode({name: value})

@@ -137,3 +137,9 @@ def test_node_has_seen_a_proposal_when_its_last_rank_has() -> None:
 
 def test_node_without_ranks_says_nothing_of_them() -> None:
     assert seen(local_world=2) == {}
+
+
+@pytest.mark.parametrize("said", [{"step": 10**400}, {"posted": [1, 10**400]}, {"wanted": 1 << 63}, {"replicas": {"b": [-(10**400)]}}])
+def test_number_that_no_time_can_be_compared_with_is_refused(said: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        NodeView.decode({"node": "n0", **said})

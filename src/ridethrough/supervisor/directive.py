@@ -122,22 +122,22 @@ class Directive:
 
 _SHAPES: dict[str, shape.Shape] = {
     **dict.fromkeys(("room", "lead", "stage", "reason", "text"), str),
-    **dict.fromkeys(("number", "generation", "announcement", "code"), int),
+    **dict.fromkeys(("number", "generation", "announcement", "code"), shape.is_whole),
     **dict.fromkeys(("members", "dark"), shape.is_texts),
     **dict.fromkeys(("flush", "confirmed", "refused", "stop"), shape.optional(shape.is_facts)),
     "called_s": shape.is_number,
     "attempt": shape.optional(str),
-    "announced": shape.optional(int),
+    "announced": shape.optional(shape.is_whole),
     "is_suspect": bool,
 }
 _OUTCOME: dict[str, shape.Shape] = {
     **dict.fromkeys(("cause", "fingerprint", "detail", "action", "reason"), str),
-    **dict.fromkeys(("exit_code", "last_step"), int),
+    **dict.fromkeys(("exit_code", "last_step"), shape.is_whole),
     "pause_s": shape.is_number,
     "lost": shape.is_texts,
 }
 _INCIDENT: dict[str, shape.Shape] = {
     **dict.fromkeys(("cause", "detail", "opened_at"), str),
     "nodes": shape.is_texts,
-    "last_step": int,
+    "last_step": shape.is_whole,
 }

@@ -23,6 +23,11 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and -_LIMIT <= value < _LIMIT
 
 
+def is_whole(value: Any) -> bool:
+    """A whole number that a clock's time can be compared with: JSON has larger ones, which no float can hold."""
+    return type(value) is int and -_LIMIT <= value < _LIMIT
+
+
 def is_signal(value: Any) -> bool:
     """The number of a signal, or 0."""
     return type(value) is int and 0 <= value <= 64
@@ -35,7 +40,7 @@ def is_texts(value: Any) -> bool:
 
 def is_counts(value: Any) -> bool:
     """Whole numbers."""
-    return type(value) in _LISTS and set(map(type, value)) <= {int}
+    return type(value) in _LISTS and set(map(type, value)) <= {int} and (not value or (min(value) >= -_LIMIT and max(value) < _LIMIT))
 
 
 def is_facts(value: Any) -> bool:
@@ -58,9 +63,9 @@ def _is(value: Any, shape: Shape) -> bool:
 
 
 _FACTS: dict[str, Shape] = {
-    "id": int,
-    "number": int,
-    "step": int,
+    "id": is_whole,
+    "number": is_whole,
+    "step": is_whole,
     "since_s": is_number,
     "term_s": is_number,
     "is_verified": bool,

@@ -169,26 +169,26 @@ _NAMES = frozenset(NodeView._fields)
 _SHAPES: dict[str, shape.Shape] = {
     **dict.fromkeys(("node", "stuck"), str),
     **dict.fromkeys(("up_s", "since_step_s", "step_s_p99", "wanted_age_s"), shape.is_number),
-    **dict.fromkeys(("generation", "ranks", "step", "restored_step", "stop_seen", "durable_step", "saved_step", "flushed"), int),
+    **dict.fromkeys(("generation", "ranks", "step", "restored_step", "stop_seen", "durable_step", "saved_step", "flushed"), shape.is_whole),
     **{name: bool for name, default in _DEFAULTS.items() if type(default) is bool},
     **dict.fromkeys(("posted", "dead_ranks"), shape.is_counts),
     "phase": str,
     "attempt": shape.optional(str),
-    "wanted": shape.optional(int),
+    "wanted": shape.optional(shape.is_whole),
     "signal": shape.is_signal,
     "missing": shape.is_texts,
     "replicas": shape.by_name(shape.is_counts),
     "sealed": lambda value: isinstance(value, list | tuple),
 }
 _SEALED: dict[str, shape.Shape] = {
-    "step": int, "dark": shape.is_texts, "is_verified": bool, "digests": shape.by_name(str),
+    "step": shape.is_whole, "dark": shape.is_texts, "is_verified": bool, "digests": shape.by_name(str),
 }  # fmt: skip
 _REFUSED: dict[str, shape.Shape] = {
-    "number": int, "step": int, "code": str, "message": str, "age_s": shape.is_number,
+    "number": shape.is_whole, "step": shape.is_whole, "code": str, "message": str, "age_s": shape.is_number,
 }  # fmt: skip
 _END: dict[str, shape.Shape] = {
     **dict.fromkeys(("cause", "fingerprint", "detail", "output"), str),
-    **dict.fromkeys(("status", "exit_code"), int),
+    **dict.fromkeys(("status", "exit_code"), shape.is_whole),
     "is_retryable": bool,
 }
 
