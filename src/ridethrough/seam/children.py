@@ -58,7 +58,7 @@ def ask_children(functions: Sequence[Callable[[], Any]], *, limit_s: float, doin
             children.append(_fork(function, [child.pipe for child in children]))
         open_pipes = {child.pipe: child for child in children}
         while open_pipes and clock.monotonic_s() < deadline_s:
-            for pipe in select.select(list(open_pipes), [], [], _TICK_S)[0]:
+            for pipe in _readable(list(open_pipes), _TICK_S):
                 data = os.read(pipe, 1 << 16)
                 open_pipes[pipe].data += data
                 if not data:
@@ -130,6 +130,14 @@ def _answer(child: _Child, doing: str) -> Any:
     return said["value"]
 
 
+def _readable(descriptors: Sequence[int], wait_s: float) -> list[int]:
+    """Those with something to read, or at their end. Not `select`, which refuses the thousandth descriptor of a process."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(wait_s * 1000)]
+
+
 class Conversation:
     """A program that is spoken to line by line. Context manager: it has ended afterwards."""
 
@@ -155,7 +163,7 @@ class Conversation:
         deadline_s = clock.monotonic_s() + timeout_s
         while b"\n" not in self._buffer:
             left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0 or not select.select([self._program.stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not _readable([self._program.stdout.fileno()], left_s):
                 return None
             data = os.read(self._program.stdout.fileno(), 1 << 16)
             if not data:
