@@ -18,6 +18,7 @@ import json
 import mmap
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -285,7 +286,8 @@ def _run_child(names: list[str], arguments: argparse.Namespace, seconds: float |
 
 
 def _replay(name: str, path: str) -> int:
-    data = bytes.fromhex(path) if not Path(path).exists() else Path(path).read_bytes()
+    is_hex = re.fullmatch(r"(?:[0-9a-f]{2})*", path) is not None
+    data = bytes.fromhex(path) if is_hex else Path(path).read_bytes()
     with fuzz_readers.readers() as readers:
         outcome = try_input(readers[name], data)
         print(outcome)

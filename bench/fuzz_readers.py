@@ -567,7 +567,7 @@ def read_view(data: bytes) -> NodeView:
     # What is compared and added up by whoever leads.
     assert min(found.generation, found.signal, found.step, found.ranks, found.flushed, found.durable_step, *found.posted) < 1 << 80
     assert found.up_s + found.since_step_s + found.wanted_age_s + found.step_s_p99 is not None
-    assert all(sealed.step + 1 and f"{sealed.dark}{sealed.digests}" for sealed in found.sealed)
+    assert all((sealed.step + 1, f"{sealed.dark}{sealed.digests}") for sealed in found.sealed)
     return found
 
 
