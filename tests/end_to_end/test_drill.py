@@ -88,6 +88,7 @@ def test_two_nodes_of_which_one_and_then_both_go_dark_train_as_if_nothing_had_ha
     assert leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_a_node_trains_on_every_sample_once() -> None:
     scenario = SCENARIOS["one-never"]
     report = conduct.conduct(scenario, reference=conduct.train_reference(scenario, print), sabotage=None, seed=12, say=print)
