@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ridethrough.config_rules import bandwidth_bytes_per_s
+
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = "units are s, m and h"
 _MOST_PORT = 65535
@@ -61,19 +63,16 @@ def _text(value: object) -> object:
     return value
 
 
-_RATES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
-
-
 def bytes_per_s(value: object) -> float:
     """Bytes per second of a bandwidth with its unit: `"500kB/s"`, `"50MB/s"`, `"1GB/s"`.
 
     Raises:
         ValueError: It is not one.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)B/s", value) if isinstance(value, str) else None
-    if found is None or not float(found.group(1)):
+    found = bandwidth_bytes_per_s(value) if isinstance(value, str) else None
+    if found is None:
         raise _Wrong(f"{value!r} is not a bandwidth", value='"50MB/s"', hint="units are kB/s, MB/s and GB/s")
-    return float(found.group(1)) * _RATES[found.group(2)]
+    return found
 
 
 Bandwidth = Annotated[float, BeforeValidator(bytes_per_s)]

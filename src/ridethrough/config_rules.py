@@ -18,7 +18,14 @@ PORTS_COUNT = 8
 """Ports from `rendezvous_port` on that launches use in turn."""
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 """What `seam.process.node_name` makes of a host name."""
+_RATES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _HOST = re.compile(r"[\w.-]+")
+
+
+def bandwidth_bytes_per_s(text: str) -> float | None:
+    """Of `500kB/s`, `50MB/s` or `1GB/s`, in the file and on the command line; None if it is none of these, or nothing."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)B/s", text)
+    return (float(found.group(1)) * _RATES[found.group(2)] or None) if found else None
 
 
 def check(config: Config, where: Callable[[str], str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 
 import click
 
 from ridethrough.cli import output, overview, target
 from ridethrough.cli.output import Column
 from ridethrough.cli.text import quote
+from ridethrough.config_rules import bandwidth_bytes_per_s
 from ridethrough.errors import UsageError
 from ridethrough.seam.clock import Clock, SystemClock
 from ridethrough.seam.fs import PosixFileSystem
@@ -17,7 +17,6 @@ from ridethrough.store.catalog import Checkpoint, candidates
 from ridethrough.store.copy import Copied, copy_checkpoint, paced
 from ridethrough.store.place import Place, open_place
 
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _COLUMNS = (Column("STEP", is_right=True), Column("PARTS", is_right=True), Column("COPIED", is_right=True), Column("REMARKS", folds=True))
 
 
@@ -25,10 +24,10 @@ def bandwidth(_context: click.Context, _parameter: click.Parameter, value: str |
     """Bytes per second from `50MB/s`."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B/s", value)
-    if found is None or not float(found.group(1)):
+    found = bandwidth_bytes_per_s(value)
+    if found is None:
         raise UsageError(detail=f"{value!r} is not a bandwidth", hint="write 500kB/s, 50MB/s or 1GB/s")
-    return float(found.group(1)) * _UNITS[found.group(2)]
+    return found
 
 
 @click.command(
@@ -83,7 +82,7 @@ def command(path: str, to: str, is_all: bool, bytes_per_s: float | None, is_json
 
 def copy_all(source: Place, there: Place, chosen: tuple[Checkpoint, ...], *, clock: Clock, bytes_per_s: float | None) -> list[Copied]:
     """These checkpoints are there, with a bar while it lasts."""
-    total_bytes = sum({seal.part: seal.payload_bytes for seal in c.seals}[part] for c in chosen for part in {seal.part for seal in c.seals})
+    total_bytes = sum(sum({seal.part: seal.payload_bytes for seal in c.seals}.values()) for c in chosen)
     with output.progress(f"copying {output.count(len(chosen), 'checkpoint')}", total_bytes) as advance:
         return [copy_checkpoint(source, there, c, advance=paced(clock, advance, bytes_per_s)) for c in chosen]
 

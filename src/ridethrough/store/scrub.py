@@ -40,6 +40,8 @@ class _Held:
     """Sealed, and their bytes are not what was sealed."""
     error: RideThroughError | None
     """The first thing that is wrong."""
+    is_absent: bool = False
+    """There is no trace of it, not even a damaged one."""
 
 
 def scrub(places: Sequence[Place], *, is_repairing: bool, advance: Advance = lambda _: None) -> tuple[Finding, ...]:
@@ -102,7 +104,7 @@ def _scrub_one(
                 findings.append(say(UNREADABLE, _detail(found.error)))
             else:
                 good = [(places[other], held[other].intact[0]) for other in held if other != number and held[other].intact]
-                result = MISSING if not found.bad and not found.intact and "nothing of it" in _detail(found.error) else DAMAGED
+                result = MISSING if found.is_absent else DAMAGED
                 if is_repairing and (good or found.intact):
                     findings.append(say(REPAIRED, _repair(places[number], dir_name, found, good)))
                 else:
@@ -135,7 +137,7 @@ def _look(place: Place, checkpoint: Checkpoint, part: str, advance: Advance) -> 
             is_sure = _reads_the_same(place, problem.path)
             error = error or (problem.error if is_sure else StorageError(path=place.shown, detail=f"reads differ: {_detail(problem.error)}"))
     if not intact and error is None:
-        error = Damaged(path=checkpoint.dir_name, detail=f"there is nothing of it in {place.shown}")
+        return _Held((), (), Damaged(path=checkpoint.dir_name, detail=f"there is nothing of it in {place.shown}"), is_absent=True)
     return _Held(tuple(intact), tuple(bad), error)
 
 
