@@ -173,6 +173,14 @@ def read_whole(fs: FileSystem, path: str, *, max_bytes: int, past_cache: bool = 
     return bytes(buffer[:got])
 
 
+def names_in(fs: FileSystem, path: str) -> list[str]:
+    """`FileSystem.list_dir`; a directory that is not there has none."""
+    try:
+        return fs.list_dir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 class PosixFileSystem:
     """Local and network file systems mounted on Linux."""
 

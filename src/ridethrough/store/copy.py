@@ -18,6 +18,7 @@ from ridethrough.errors import Damaged, ForeignRecord, NothingRestorable, RideTh
 from ridethrough.format import layout, record
 from ridethrough.format.seal import Seal
 from ridethrough.seam.clock import Clock
+from ridethrough.seam.fs import names_in
 from ridethrough.store.catalog import Checkpoint, read_catalog, read_run, read_seals
 from ridethrough.store.commit import ensure_dir, publish, publish_stream
 from ridethrough.store.place import Place
@@ -186,8 +187,8 @@ def copy_records(source: Place, target: Place) -> None:
         raise ForeignRecord(path=target.shown, detail=f"it holds run {theirs.run_uid[:8]}, not {ours.run_uid[:8]} of {source.shown}")
     if theirs is None:
         adopt_run(target.fs, target.run_dir, ours)
-    have = set(_names(target, layout.ATTEMPTS))
-    for label in (name for name in _names(source, layout.ATTEMPTS) if layout.parse_attempt_dir(name)):
+    have = set(names_in(target.fs, target.path(layout.ATTEMPTS)))
+    for label in (name for name in names_in(source.fs, source.path(layout.ATTEMPTS)) if layout.parse_attempt_dir(name)):
         # The roster first, as where it was made: an attempt without one could not be counted.
         for name in (layout.ROSTER, layout.ATTEMPT):
             _copy_record(source, target, os.path.join(layout.ATTEMPTS, label, name), is_new=label not in have)
@@ -202,10 +203,3 @@ def _copy_record(source: Place, target: Place, name: str, *, is_new: bool) -> No
         data = source.fs.read(source.path(name), max_bytes=record.MAX_BYTES)
         ensure_dir(target.fs, os.path.dirname(target.path(name)))
         publish(target.fs, target.path(name), data)
-
-
-def _names(place: Place, directory: str) -> list[str]:
-    try:
-        return place.fs.list_dir(place.path(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []

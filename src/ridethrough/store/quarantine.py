@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ridethrough.errors import Damaged, ForeignRecord, StorageError
 from ridethrough.format import layout, record
 from ridethrough.format.seal import Seal
-from ridethrough.seam.fs import FileSystem
+from ridethrough.seam.fs import FileSystem, names_in
 from ridethrough.store.catalog import read_seals
 from ridethrough.store.commit import ensure_dir, publish
 from ridethrough.store.verify import check_part, check_seal
@@ -77,12 +77,12 @@ def holdings(fs: FileSystem, run_dir: str) -> tuple[Held, ...]:
     """
     root = os.path.join(run_dir, layout.QUARANTINE)
     found = []
-    for dir_name in _list(fs, root):
+    for dir_name in names_in(fs, root):
         if layout.parse_step_dir(dir_name) is None:
             continue
         directory = os.path.join(root, dir_name)
         files: dict[str, list[str]] = {}
-        for name in _list(fs, directory):
+        for name in names_in(fs, directory):
             # The reason has the name of its payload, with another end.
             parsed = layout.parse_part_file(name.removesuffix(_REASON) + ".safetensors" if name.endswith(_REASON) else name)
             if parsed is not None:
@@ -90,17 +90,10 @@ def holdings(fs: FileSystem, run_dir: str) -> tuple[Held, ...]:
         if not files:
             continue
         seals = {seal.payload_name: seal for seal in read_seals(fs, run_dir, os.path.join(layout.QUARANTINE, dir_name))}
-        beside = _list(fs, os.path.join(run_dir, dir_name))
+        beside = names_in(fs, os.path.join(run_dir, dir_name))
         for stem, names in files.items():
             found.append(_held(fs, directory, dir_name, stem, names, seals, beside))
     return tuple(found)
-
-
-def _list(fs: FileSystem, path: str) -> list[str]:
-    try:
-        return fs.list_dir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _held(fs: FileSystem, directory: str, dir_name: str, stem: str, names: list[str], seals: dict[str, Seal], beside: list[str]) -> Held:
